@@ -1,0 +1,53 @@
+# Everything runs in .venv, which any target sets up by itself. Nothing but Python >= 3.11, pip and make is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS := dev,onnx,plots
+# Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-fast test-slow check format lint type imports spell bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Esper needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
+
+setup: $(VENV)/.ready  ## create .venv with everything for development
+	@if [ -d .git ]; then $(BIN)/pre-commit install >/dev/null; fi
+
+run: $(VENV)/.ready  ## grow a network on the bundled digits and show what grew
+	$(BIN)/esper grow --task digits_blind
+
+test: $(VENV)/.ready  ## run the test suite
+	$(BIN)/python -m pytest -n auto
+
+test-slow: $(VENV)/.ready  ## run the long evidence and stress tests
+	$(BIN)/python -m pytest -n auto -m slow
+
+check: lint type imports spell  ## formatting, lint, types, import contracts, spelling
+
+format: $(VENV)/.ready  ## rewrite the code in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+type: $(VENV)/.ready
+	$(BIN)/mypy
+
+imports: $(VENV)/.ready
+	$(BIN)/lint-imports
+
+spell: $(VENV)/.ready
+	$(BIN)/codespell
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

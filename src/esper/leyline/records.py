@@ -1,0 +1,220 @@
+"""The records that cross package and process boundaries. Plain numbers; None means not measured, never 0.
+
+Units are in the names: `_pct` 0-100, `_pp` a difference of two `_pct`, `_share` 0-1, `_ms` milliseconds; losses in
+nats; `params` counts. `epoch` is 0-based inside an episode and None at reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from esper.leyline.actions import LifecycleOp, heads_used_by
+from esper.leyline.gates import SeedEvidence
+from esper.leyline.record import record
+from esper.leyline.stages import SeedStage
+from esper.leyline.telemetry import TelemetryEvent
+
+PROTOCOL_VERSION = 1
+
+
+@record
+class EpisodeSeed:
+    """Which episode an env is to start. Everything random in it follows from these three numbers."""
+
+    env_id: int
+    episode: int
+    run_seed: int
+
+
+@record
+class ActionSpec:
+    """One decision for one env. Heads that the op does not use are None."""
+
+    env_id: int
+    op: LifecycleOp
+    slot: str | None
+    blueprint: str | None
+    blend: str | None
+
+    def __post_init__(self) -> None:
+        used = heads_used_by(self.op)
+        for head in ("slot", "blueprint", "blend"):
+            given = getattr(self, head) is not None
+            if given != (head in used):
+                need = "needs" if head in used else "takes no"
+                raise ValueError(f"{self.op.name} {need} {head}, got {getattr(self, head)!r}")
+
+
+def wait(env_id: int) -> ActionSpec:
+    """The spec that does nothing."""
+    return ActionSpec(env_id=env_id, op=LifecycleOp.WAIT, slot=None, blueprint=None, blend=None)
+
+
+@record
+class ActionOutcome:
+    """What became of a spec. `applied` is False only for an env whose episode is already over."""
+
+    env_id: int
+    op: LifecycleOp
+    slot: str | None
+    applied: bool
+    stage_before: SeedStage | None
+    stage_after: SeedStage | None
+    params_delta: int
+
+
+@record
+class SlotReport(SeedEvidence):
+    """One slot after an epoch: the gates' evidence, who lives there, and what it was measured to be worth."""
+
+    slot_id: str
+    seed_id: str | None
+    blueprint: str | None
+    blend: str | None
+    params: int
+    solo_pp: float | None
+    interaction_pp: float | None
+    """Sum of the pairwise interactions with the other players."""
+    grad_health: float | None
+    grad_ratio: float | None
+
+
+@record
+class CoalitionTable:
+    """Validation results by coalition. Bit i of a mask says that `slot_ids[i]` was enabled; only measured masks exist."""
+
+    slot_ids: tuple[str, ...]
+    accuracy_pct: Mapping[int, float]
+    loss: Mapping[int, float]
+
+
+@record
+class TrainingSignals:
+    """The host's recent history, as the tracker sees it. Lists are oldest first, up to five entries."""
+
+    epochs_done: int
+    horizon: int
+    val_loss: float
+    val_accuracy_pct: float
+    loss_delta: float | None
+    accuracy_delta_pp: float | None
+    recent_losses: tuple[float, ...]
+    recent_accuracies_pct: tuple[float, ...]
+    best_accuracy_pct: float
+    plateau_epochs: int
+    stable: bool
+
+
+class GovernorState(str, Enum):
+    """What the governor thinks of a host."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    PANIC = "panic"
+
+
+class RollbackReason(str, Enum):
+    """Why a host was set back to its last healthy snapshot."""
+
+    NONFINITE = "nonfinite"
+    COLLAPSE = "collapse"
+    DIVERGENCE = "divergence"
+
+
+@record
+class EpochReport:
+    """One env after one epoch, or after reset (epoch None, nothing trained)."""
+
+    env_id: int
+    episode: int
+    epoch: int | None
+    train_loss: float | None
+    train_accuracy_pct: float | None
+    val_loss: float
+    val_accuracy_pct: float
+    committed_accuracy_pct: float | None
+    committed_loss: float | None
+    coalitions: CoalitionTable
+    slots: tuple[SlotReport, ...]
+    signals: TrainingSignals
+    host_params: int
+    total_params: int
+    committed_params: int
+    governor_state: GovernorState
+    rollback_reason: RollbackReason | None
+    terminal: bool
+    events: tuple[TelemetryEvent, ...]
+    train_ms: float
+    val_ms: float
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs trained so far in this episode."""
+        return 0 if self.epoch is None else self.epoch + 1
+
+    @property
+    def num_live(self) -> int:
+        """Seeds that are neither committed nor gone."""
+        return sum(slot.stage.is_live for slot in self.slots)
+
+
+@record
+class ActionMasks:
+    """What is legal for one env. A row is all False only where the op itself is masked."""
+
+    op: tuple[bool, ...]
+    slot_by_op: tuple[tuple[bool, ...], ...]
+    blueprint_by_slot: tuple[tuple[bool, ...], ...]
+    blend: tuple[bool, ...]
+
+
+@record
+class StepResult:
+    """A worker's answer to reset or step, by env id. `outcomes` is empty after reset."""
+
+    protocol_version: int
+    outcomes: Mapping[int, ActionOutcome]
+    reports: Mapping[int, EpochReport]
+
+
+@record
+class EnvSnapshot:
+    """A whole env as bytes: JSON for the facts, safetensors for the tensors."""
+
+    version: int
+    env_id: int
+    meta_json: str
+    tensors: bytes
+
+
+@record
+class ActionExecutionResult:
+    """Everything a controller may know after a step. The tuples are in env order; `outcomes` is empty at reset."""
+
+    outcomes: tuple[ActionOutcome, ...]
+    reports: tuple[EpochReport, ...]
+    post_action_signals: tuple[TrainingSignals, ...]
+    post_action_slot_reports: tuple[tuple[SlotReport, ...], ...]
+    post_action_masks: tuple[ActionMasks, ...]
+    truncated_bootstrap_targets: Mapping[int, float]
+    """env id -> V(s') for rows that were cut off by a lost worker; empty otherwise."""
+
+
+@record
+class BatchSummary:
+    """One round: an episode in every env, then one policy update."""
+
+    round_idx: int
+    num_episodes_total: int
+    accuracy_mean_pct: float
+    accuracy_best_pct: float
+    accuracy_worst_pct: float
+    committed_accuracy_pct: float | None
+    params_ratio_mean: float
+    return_mean: float
+    return_std: float
+    num_rollbacks: int
+    num_ops: Mapping[str, int]
+    ppo: Mapping[str, float]
+    phases_ms: Mapping[str, float]

@@ -1,0 +1,99 @@
+"""Where a host can grow and what fits there: plain numbers about slots and blueprints, no modules."""
+
+from __future__ import annotations
+
+import re
+
+from esper.leyline.record import record
+
+SLOT_ID = re.compile(r"r(0|[1-9]\d*)c(0|[1-9]\d*)")
+MIXING: tuple[str, ...] = ("none", "local", "global")
+
+
+def check_slot_id(slot_id: str) -> str:
+    """Returns the id unchanged.
+
+    Raises:
+        ValueError: The id does not look like "r0c1".
+    """
+    if not SLOT_ID.fullmatch(slot_id):
+        raise ValueError(
+            f"malformed slot id {slot_id!r}: expected r<row>c<column> without leading zeros, such as 'r0c1'"
+        )
+    return slot_id
+
+
+@record
+class SlotConfig:
+    """The slots a controller may act on. The position here is the action index; it is also execution order."""
+
+    slot_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for slot_id in self.slot_ids:
+            check_slot_id(slot_id)
+        if len(set(self.slot_ids)) != len(self.slot_ids):
+            raise ValueError(f"duplicate slot ids: {', '.join(self.slot_ids)}")
+
+
+@record
+class SlotSpec:
+    """The shape of a slot, measured once on a sample."""
+
+    slot_id: str
+    segment_idx: int
+    channels: int
+    positions: int
+    """Values per channel and row: height x width, sequence length, or 1."""
+    depth_share: float
+
+
+@record
+class BlueprintCard:
+    """What a blueprint would cost and do in one slot. All that a policy sees of it, so new ones need no new weights."""
+
+    blueprint: str
+    params: int
+    params_ratio: float
+    macs: int
+    macs_ratio: float
+    mixing: str
+    nonlinear: bool
+    gate_params: int
+    """Extra parameters if a gated blend is chosen."""
+    fits: bool
+
+    @property
+    def max_params(self) -> int:
+        """Most parameters a seed of this blueprint can add. The budget counts these, because the blend is chosen last."""
+        return self.params + self.gate_params
+
+
+@record
+class HostLayout:
+    """A host as controllers see it: slots in execution order, blueprint names in head order, one card per pair."""
+
+    topology: str
+    host_params: int
+    host_macs: int
+    slots: tuple[SlotSpec, ...]
+    blueprints: tuple[str, ...]
+    cards: tuple[tuple[BlueprintCard, ...], ...]
+    """`cards[slot position][blueprint position]`."""
+
+    @property
+    def slot_ids(self) -> tuple[str, ...]:
+        """Slot ids in execution order, which is the order of actions."""
+        return tuple(slot.slot_id for slot in self.slots)
+
+    def slot_position(self, slot_id: str) -> int:
+        """Position of a slot in execution order; ValueError with the known ids if there is none."""
+        if slot_id not in self.slot_ids:
+            raise ValueError(f"unknown slot {slot_id!r}. Known: {', '.join(self.slot_ids)}")
+        return self.slot_ids.index(slot_id)
+
+    def card(self, slot_id: str, blueprint: str) -> BlueprintCard:
+        """The card of one blueprint in one slot; ValueError with the known names if there is none."""
+        if blueprint not in self.blueprints:
+            raise ValueError(f"unknown blueprint {blueprint!r}. Known: {', '.join(self.blueprints)}")
+        return self.cards[self.slot_position(slot_id)][self.blueprints.index(blueprint)]
