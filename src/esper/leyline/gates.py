@@ -142,7 +142,7 @@ def _check(name: str, value: float | None, limit: float, passed: bool) -> Check:
 
 
 def _least(name: str, value: float | None, limit: float | None) -> Check:
-    """value >= limit. Fails as unmeasured when either side is missing."""
+    """Checks value >= limit. Fails as unmeasured when either side is missing."""
     if value is None or limit is None:
         return Check(name=f"unmeasured:{name}", passed=False, value=value, limit=math.nan if limit is None else limit)
     return _check(name, value, limit, value >= limit)

@@ -29,5 +29,5 @@ def record(cls: type[T]) -> type[T]:
     """Turns an annotated class into a frozen, slotted, keyword-only dataclass that pickles by position."""
     made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
     made.__record_fields__ = tuple(f.name for f in fields(made))  # type: ignore[arg-type,attr-defined]
-    made.__reduce__ = _reduce  # type: ignore[method-assign,assignment]
+    made.__reduce__ = _reduce  # type: ignore[method-assign]
     return made

@@ -82,7 +82,7 @@ class SlotReport(SeedEvidence):
 
 @record
 class CoalitionTable:
-    """Validation results by coalition. Bit i of a mask says that `slot_ids[i]` was enabled; only measured masks exist."""
+    """Validation results by coalition: bit i of a mask enables `slot_ids[i]`. Only measured masks are present."""
 
     slot_ids: tuple[str, ...]
     accuracy_pct: Mapping[int, float]

@@ -65,7 +65,7 @@ class BlueprintCard:
 
     @property
     def max_params(self) -> int:
-        """Most parameters a seed of this blueprint can add. The budget counts these, because the blend is chosen last."""
+        """Most parameters such a seed can add. The budget counts these, because the blend is chosen last."""
         return self.params + self.gate_params
 
 

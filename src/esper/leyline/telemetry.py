@@ -109,7 +109,8 @@ def transition_event(
 
 def _payload(move: SlotTransition) -> tuple[TelemetryEventType, SeedGerminated | SeedStageChanged | SeedEnded]:
     if move.target is SeedStage.GERMINATED:
-        assert move.blueprint is not None and move.blend is not None
+        assert move.blueprint is not None
+        assert move.blend is not None
         return TelemetryEventType.SEED_GERMINATED, SeedGerminated(
             seed_id=move.seed_id,
             slot_id=move.slot_id,
