@@ -8,10 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
+
+LayerT = TypeVar("LayerT", bound=nn.Module)
+
+
+def _blank(kind: type[LayerT], *args: Any, **kwargs: Any) -> LayerT:
+    """The layer without the draws its constructor would make."""
+    layer: LayerT = skip_init(kind, *args, **kwargs)  # type: ignore[no-untyped-call]
+    return layer
 
 
 def generator_for(rng_seed: int) -> torch.Generator:
@@ -53,8 +62,7 @@ def _draw(weight: Tensor, bias: Tensor | None, fan_in: int, generator: torch.Gen
 
 def linear(inputs: int, outputs: int, generator: torch.Generator, *, bias: bool = True) -> nn.Linear:
     """A linear layer drawn from `generator`."""
-    layer = skip_init(nn.Linear, inputs, outputs, bias=bias)
-    assert isinstance(layer, nn.Linear)
+    layer = _blank(nn.Linear, inputs, outputs, bias=bias)
     _draw(layer.weight, layer.bias, inputs, generator)
     return layer
 
@@ -63,7 +71,7 @@ def conv2d(
     inputs: int, outputs: int, kernel: int, generator: torch.Generator, *, groups: int = 1, dilation: int = 1
 ) -> nn.Conv2d:
     """A size-keeping convolution without bias, drawn from `generator`."""
-    layer = skip_init(
+    layer = _blank(
         nn.Conv2d,
         inputs,
         outputs,
@@ -73,15 +81,13 @@ def conv2d(
         groups=groups,
         bias=False,
     )
-    assert isinstance(layer, nn.Conv2d)
     _draw(layer.weight, None, inputs // groups * kernel * kernel, generator)
     return layer
 
 
 def depthwise_over_time(channels: int, width: int, generator: torch.Generator) -> nn.Conv1d:
     """One filter per channel along time, without padding: the caller pads on the left."""
-    layer = skip_init(nn.Conv1d, channels, channels, width, groups=channels)
-    assert isinstance(layer, nn.Conv1d)
+    layer = _blank(nn.Conv1d, channels, channels, width, groups=channels)
     _draw(layer.weight, layer.bias, width, generator)
     return layer
 
