@@ -28,6 +28,7 @@ from esper.leyline.gates import (
     gate_prune,
     gate_train,
 )
+from esper.leyline.optim import FINAL_LR_FACTOR, OPTIMIZERS, SCHEDULES, OptimSpec, lr_factor
 from esper.leyline.protocols import EventSink, PolicyProtocol, RewardProtocol, Worker
 from esper.leyline.record import record
 from esper.leyline.records import (
@@ -65,13 +66,16 @@ __all__ = [
     "BLENDS",
     "CURVES",
     "DEFAULT_LIFECYCLE",
+    "FINAL_LR_FACTOR",
     "HEADS",
     "HEAD_NAMES",
     "MIXING",
     "OPERATORS",
     "OPS",
+    "OPTIMIZERS",
     "PROTOCOL_VERSION",
     "SAMPLING_ORDER",
+    "SCHEDULES",
     "TRANSITIONS",
     "ActionExecutionResult",
     "ActionMasks",
@@ -99,6 +103,7 @@ __all__ = [
     "LifecycleConfig",
     "LifecycleOp",
     "ModelFileError",
+    "OptimSpec",
     "PolicyProtocol",
     "RewardProtocol",
     "RollbackReason",
@@ -128,6 +133,7 @@ __all__ = [
     "gate_train",
     "get_blend",
     "heads_used_by",
+    "lr_factor",
     "record",
     "transition_event",
     "wait",
