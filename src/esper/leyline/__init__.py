@@ -28,6 +28,7 @@ from esper.leyline.gates import (
     gate_prune,
     gate_train,
 )
+from esper.leyline.optim import FINAL_LR_FACTOR, OPTIMIZERS, SCHEDULES, OptimSpec, lr_factor
 from esper.leyline.protocols import EventSink, PolicyProtocol, RewardProtocol, Worker
 from esper.leyline.record import record
 from esper.leyline.records import (
@@ -66,13 +67,16 @@ __all__ = [
     "BLENDS",
     "CURVES",
     "DEFAULT_LIFECYCLE",
+    "FINAL_LR_FACTOR",
     "HEADS",
     "HEAD_NAMES",
     "MIXING",
     "OPERATORS",
     "OPS",
+    "OPTIMIZERS",
     "PROTOCOL_VERSION",
     "SAMPLING_ORDER",
+    "SCHEDULES",
     "TRANSITIONS",
     "ActionExecutionResult",
     "ActionMasks",
@@ -101,6 +105,7 @@ __all__ = [
     "LifecycleConfig",
     "LifecycleOp",
     "ModelFileError",
+    "OptimSpec",
     "PolicyProtocol",
     "RewardProtocol",
     "RollbackReason",
@@ -130,6 +135,7 @@ __all__ = [
     "gate_train",
     "get_blend",
     "heads_used_by",
+    "lr_factor",
     "record",
     "transition_event",
     "wait",
