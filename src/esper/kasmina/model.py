@@ -7,12 +7,12 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.blueprints import BLUEPRINTS, Residual, blueprints_for, get_blueprint
-from esper.kasmina.hosts import CHANNEL_AXIS, Host
+from esper.kasmina.blueprints import Residual, blueprints_for, get_blueprint
+from esper.kasmina.hosts import Host
 from esper.kasmina.layers import evaluating, generator_for
-from esper.kasmina.operators import GateNetwork, gate_params
+from esper.kasmina.layout import host_layout, slot_specs
+from esper.kasmina.operators import GateNetwork, delta
 from esper.kasmina.slot import SeedSlot
 from esper.leyline import (
     DEFAULT_LIFECYCLE,
@@ -20,7 +20,6 @@ from esper.leyline import (
     Cause,
     GateResult,
     GerminationError,
-    HostLayout,
     IllegalOperation,
     LifecycleConfig,
     SeedEvidence,
@@ -45,7 +44,7 @@ class ParameterGroups(Protocol):
         """Starts to train these parameters."""
 
     def remove_group(self, name: str) -> None:
-        """Forgets a group and all state of its parameters."""
+        """Forgets a group and all state of its parameters; a name it does not know is already forgotten."""
 
     def holds(self, params: Iterable[nn.Parameter]) -> bool:
         """True if every one of these parameters is trained."""
@@ -92,12 +91,12 @@ class MorphogeneticModel(nn.Module):
         self.offered = tuple(blueprints_for(host.topology) if blueprints is None else blueprints)
         for key in self.offered:
             get_blueprint(key)
-        specs = _slot_specs(host, self.sample, host.slots if slots is None else slots)
+        specs = slot_specs(host, self.sample, host.slots if slots is None else slots)
         self.slots = nn.ModuleDict({spec.slot_id: SeedSlot(spec, host.topology, lifecycle) for spec in specs})
         self._slot_after: list[SeedSlot | None] = [None] * len(host.segments)
         for spec in specs:
             self._slot_after[spec.segment_idx] = self.slot(spec.slot_id)
-        self.layout = _layout(host, self.sample, specs, self.offered)
+        self.layout = host_layout(host, self.sample, specs, self.offered)
         self.topology_version = 0
         self.train_loss: float | None = None
         self.val_loss: float | None = None
@@ -150,6 +149,16 @@ class MorphogeneticModel(nn.Module):
                 "the optimizer does not hold all of the model's parameters; build it from parameter_groups()"
             )
         self._optimizer = optimizer
+
+    def adopt_group(self, slot_id: str) -> None:
+        """Tells the bound optimizer, if any, to train a slot's seed."""
+        if self._optimizer is not None:
+            self._optimizer.add_group(slot_id, self.slot_parameters(slot_id))
+
+    def drop_group(self, slot_id: str) -> None:
+        """Tells the bound optimizer, if any, to forget a slot's seed."""
+        if self._optimizer is not None:
+            self._optimizer.remove_group(slot_id)
 
     def param_counts(self) -> ParamCounts:
         """Counts parameters by owner."""
@@ -237,12 +246,15 @@ class MorphogeneticModel(nn.Module):
 
         Raises:
             ValueError: Unknown slot, blueprint or blend.
+            RuntimeError: No optimizer is bound.
             IllegalOperation: The gate refuses: the slot is taken, the blueprint does not fit, or a limit is reached.
             GerminationError: The module could not be built, does not start as an identity, or could not be attached.
         """
         slot = self.slot(slot_id)
         card = self.layout.card(slot_id, blueprint)
         blend_spec = get_blend(blend)
+        if self._optimizer is None:
+            raise RuntimeError("no optimizer would train the seed; call model.bind(optimizer) first")
         self._require(
             slot_id, gate_germinate(slot.stage, card, self.num_live, self.param_counts().total, self.lifecycle)
         )
@@ -251,8 +263,7 @@ class MorphogeneticModel(nn.Module):
             seed, gate = build_seed(slot.spec, self.host.topology, blueprint, blend, rng_seed)
             self._probe(slot, seed, gate, card, blend_spec.operator)
             move = slot.plant(seed, gate, blueprint, blend_spec)
-            if self._optimizer is not None:
-                self._optimizer.add_group(slot_id, self.slot_parameters(slot_id))
+            self.adopt_group(slot_id)
         except Exception as error:
             slot.set_facts(before, None, None)
             raise GerminationError(f"slot {slot_id}, blueprint {blueprint}: {error}") from error
@@ -274,8 +285,7 @@ class MorphogeneticModel(nn.Module):
         if cause is Cause.POLICY:
             self._require(slot_id, gate_prune(self.evidence(slot_id), self.lifecycle))
         move = self.slot(slot_id).transition(SeedStage.PRUNED, cause)
-        if self._optimizer is not None:
-            self._optimizer.remove_group(slot_id)
+        self.drop_group(slot_id)
         self.topology_version += 1
         return move
 
@@ -287,14 +297,13 @@ class MorphogeneticModel(nn.Module):
         self, slot: SeedSlot, seed: Residual, gate: GateNetwork | None, card: BlueprintCard, operator: str
     ) -> None:
         """Checks on real features that the seed starts as an exact identity and costs what its card says."""
-        from esper.kasmina.operators import delta
-
         with evaluating(self):
             h = self._features_after(slot.spec.segment_idx)
             d = delta(operator, h, seed(h), gate)
         if d.shape != h.shape or d.dtype != h.dtype or d.device != h.device:
             raise ValueError(
-                f"features are {h.dtype} {tuple(h.shape)} on {h.device}, the seed gives {d.dtype} {tuple(d.shape)} on {d.device}"
+                f"features are {h.dtype} {tuple(h.shape)} on {h.device}, "
+                f"the seed gives {d.dtype} {tuple(d.shape)} on {d.device}"
             )
         if not bool((d == 0).all()):
             raise ValueError("the seed does not start as an identity")
@@ -380,65 +389,3 @@ def _fork(
         if off:
             forked.append((h, off))
     return forked
-
-
-def _slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotSpec, ...]:
-    """Measures the wanted slots with one pass; the result is in execution order."""
-    names = list(wanted)
-    unknown = [name for name in names if name not in host.slots]
-    if unknown:
-        raise ValueError(f"unknown slots {unknown}. The host has: {', '.join(host.slots)}")
-    at = {index: slot_id for slot_id, index in host.slots.items() if slot_id in names}
-    specs = []
-    with evaluating(host):
-        x = sample
-        for index, segment in enumerate(host.segments):
-            x = segment(x)
-            if index in at:
-                channels = x.shape[CHANNEL_AXIS[host.topology]]
-                specs.append(
-                    SlotSpec(
-                        slot_id=at[index],
-                        segment_idx=index,
-                        channels=channels,
-                        positions=x[0].numel() // channels,
-                        depth_share=index / (len(host.segments) - 1),
-                    )
-                )
-    return tuple(specs)
-
-
-def _layout(host: Host, sample: Tensor, specs: tuple[SlotSpec, ...], offered: Sequence[str]) -> HostLayout:
-    counter = FlopCounterMode(display=False)
-    with evaluating(host), counter:
-        host(sample)
-    host_macs = counter.get_total_flops() // (2 * sample.shape[0])
-    host_params = sum(p.numel() for p in host.parameters())
-    return HostLayout(
-        topology=host.topology,
-        host_params=host_params,
-        host_macs=host_macs,
-        slots=specs,
-        blueprints=tuple(BLUEPRINTS),
-        cards=tuple(
-            tuple(_card(key, spec, host, host_params, host_macs, offered) for key in BLUEPRINTS) for spec in specs
-        ),
-    )
-
-
-def _card(
-    key: str, spec: SlotSpec, host: Host, host_params: int, host_macs: int, offered: Sequence[str]
-) -> BlueprintCard:
-    blueprint = BLUEPRINTS[key]
-    params, macs = blueprint.params(spec.channels), blueprint.macs(spec.channels, spec.positions)
-    return BlueprintCard(
-        blueprint=key,
-        params=params,
-        params_ratio=params / max(1, host_params),
-        macs=macs,
-        macs_ratio=macs / max(1, host_macs),
-        mixing=blueprint.mixing,
-        nonlinear=blueprint.nonlinear,
-        gate_params=gate_params(spec.channels),
-        fits=key in offered and blueprint.topology == host.topology and blueprint.fits(spec),
-    )
