@@ -140,7 +140,8 @@ def _load_weights(model: MorphogeneticModel, state: ModelState) -> None:
             raise ModelFileError(f"tensor {name!r} is missing")
         if own[name].shape != weights[name].shape:
             raise ModelFileError(
-                f"tensor {name!r} has shape {tuple(weights[name].shape)}, the architecture needs {tuple(own[name].shape)}"
+                f"tensor {name!r} has shape {tuple(weights[name].shape)}, "
+                f"the architecture needs {tuple(own[name].shape)}"
             )
     extra = [name for name in weights if name not in own]
     if extra:
@@ -221,7 +222,7 @@ def _read(path: Path) -> ModelState:
     try:
         with safe_open(str(path), framework="pt") as opened:
             metadata = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (a file handle, not a dict)
     except SafetensorError as error:
         raise ModelFileError(f"{path.name} is damaged or not a safetensors file: {error}") from error
     if "esper" not in metadata or "sha256" not in metadata:
