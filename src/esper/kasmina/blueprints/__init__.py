@@ -1,0 +1,35 @@
+"""The registry of blueprints: append, never reorder or rename, because files and policies refer to the rows.
+
+To add one: write its body beside the others of its topology and append a row there or here. Its tests, its card, its
+mask and its listing come from the row.
+"""
+
+from __future__ import annotations
+
+from esper.kasmina.blueprints.base import Blueprint, Residual
+from esper.kasmina.blueprints.cnn import CNN_BLUEPRINTS, CNN_CONTROLS
+from esper.kasmina.blueprints.mlp import MLP_BLUEPRINTS, MLP_CONTROLS
+from esper.kasmina.blueprints.transformer import TRANSFORMER_BLUEPRINTS
+
+__all__ = ["BLUEPRINTS", "Blueprint", "Residual", "blueprints_for", "get_blueprint"]
+
+BLUEPRINTS: dict[str, Blueprint] = {
+    blueprint.key: blueprint
+    for blueprint in (*MLP_BLUEPRINTS, *CNN_BLUEPRINTS, *TRANSFORMER_BLUEPRINTS, *MLP_CONTROLS, *CNN_CONTROLS)
+}
+
+
+def get_blueprint(key: str) -> Blueprint:
+    """Looks a blueprint up by key such as "cnn.conv".
+
+    Raises:
+        ValueError: No blueprint has that key; the message lists the known ones.
+    """
+    if key not in BLUEPRINTS:
+        raise ValueError(f"unknown blueprint {key!r}. Known: {', '.join(BLUEPRINTS)}")
+    return BLUEPRINTS[key]
+
+
+def blueprints_for(topology: str) -> tuple[str, ...]:
+    """Keys that a host of this topology offers unless its task says otherwise."""
+    return tuple(key for key, row in BLUEPRINTS.items() if row.topology == topology and not row.control)

@@ -1,0 +1,90 @@
+"""What a blueprint is, and the rule all of them share: a seed's residual is gamma * f(x), with gamma zero at birth.
+
+With gamma last and zero, birth is an exact identity, gamma has gradient in the first step and everything behind it in
+the second. Zeros in front of a norm and a ReLU would never come alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.hosts import CHANNEL_AXIS
+from esper.leyline import SlotSpec, record
+
+# A normalisation over fewer values than this has next to nothing to normalise, and its output no gradient.
+MIN_VALUES_PER_NORM = 4
+
+
+@record
+class Blueprint:
+    """A recipe for a seed. `key` is a permanent name; the order of registration is the order of the blueprint head."""
+
+    key: str
+    topology: str
+    description: str
+    mixing: str
+    nonlinear: bool
+    body: Callable[[int, torch.Generator], nn.Module]
+    """(channels, generator) -> f."""
+    params: Callable[[int], int]
+    """channels -> parameters, gamma included."""
+    macs: Callable[[int, int], int]
+    """(channels, positions) -> multiply-accumulates per row."""
+    fits: Callable[[SlotSpec], bool]
+    control: bool
+    """True for blueprints that exist to test controllers; a task must name them to offer them."""
+
+    def build(self, channels: int, generator: torch.Generator) -> Residual:
+        """Makes the seed module."""
+        return Residual(self.body(channels, generator), channels, CHANNEL_AXIS[self.topology])
+
+
+class Residual(nn.Module):
+    """r(x) = gamma * f(x), gamma one value per channel."""
+
+    def __init__(self, body: nn.Module, channels: int, channel_axis: int) -> None:
+        super().__init__()
+        self.body = body
+        self.gamma = nn.Parameter(torch.zeros(channels))
+        self.trailing_axes = 0 if channel_axis == -1 else 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        gamma = self.gamma.view(-1, *(1,) * self.trailing_axes)
+        out: Tensor = gamma * self.body(x)
+        return out
+
+
+class NormMinusInput(nn.Module):
+    """What a normalisation changes."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.norm(x) - x
+        return out
+
+
+class Inert(nn.Module):
+    """Trains like any seed and changes nothing: the negative control, where waiting is the right answer.
+
+    Its output is exactly zero, yet its weights receive gradient, so no gate gives it away. It reads a detached
+    input, because otherwise its gradient would reach the host.
+    """
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.body(x.detach())
+        return y - y.detach()
+
+
+def always_fits(slot: SlotSpec) -> bool:
+    """For blueprints without a normalisation."""
+    return True

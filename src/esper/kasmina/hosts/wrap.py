@@ -1,0 +1,116 @@
+"""Any model that runs its parts one after the other, as a host.
+
+The wrapper runs the parts itself, so it first proves that this gives what the model gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.hosts.base import CHANNEL_AXIS, Host, HostSpec
+from esper.kasmina.layers import evaluating
+
+
+def wrap_sequential(
+    model: nn.Module,
+    slots: Mapping[str, int],
+    topology: str,
+    sample: Tensor,
+    *,
+    segments: Sequence[str] | None = None,
+) -> Host:
+    """Makes a host of a model by naming its growth sites.
+
+    Args:
+        model: An nn.Sequential, or a module with a `segments` list, or any module when `segments` names its parts.
+        slots: Slot id -> index of the segment it follows, such as {"r0c0": 3}.
+        topology: "mlp" for rows of features, "cnn" for images [rows, channels, height, width], "transformer" for
+            sequences [rows, time, channels].
+        sample: At least two rows of real input.
+        segments: Names of submodules (dots allowed) that make up the forward pass in order.
+
+    Raises:
+        ValueError: Running the segments one after the other is not what the model does, a single row does not work,
+            or a slot's output has no channel axis of constant size.
+    """
+    parts = _parts(model, segments)
+    host = Host(topology, [part for _, part in parts], slots, HostSpec(kind="user", kwargs={}))
+    if sample.shape[0] < 2:
+        raise ValueError(f"sample needs at least two rows, got {sample.shape[0]}")
+    with evaluating(model):
+        _check_fold(model, parts, sample)
+        widths = [_slot_widths(host, sample[:rows]) for rows in (1, 2)]
+    for slot_id in host.slots:
+        if widths[0][slot_id] != widths[1][slot_id]:
+            raise ValueError(f"slot {slot_id}: channels change with the batch size: {[w[slot_id] for w in widths]}")
+    return host
+
+
+def _parts(model: nn.Module, names: Sequence[str] | None) -> list[tuple[str, nn.Module]]:
+    if names is not None:
+        return [(name, model.get_submodule(name)) for name in names]
+    if isinstance(model, nn.Sequential):
+        return list(model.named_children())
+    listed = getattr(model, "segments", None)
+    if isinstance(listed, nn.ModuleList):
+        return [(f"segments.{index}", part) for index, part in enumerate(listed)]
+    raise ValueError(
+        f"{type(model).__name__} is no nn.Sequential and has no `segments` ModuleList; pass segments=[...] with the "
+        "names of the submodules that run one after the other"
+    )
+
+
+def _check_fold(model: nn.Module, parts: Sequence[tuple[str, nn.Module]], sample: Tensor) -> None:
+    seen: dict[int, Tensor] = {}
+    hooks = [
+        part.register_forward_hook(lambda _module, _args, out, index=index: seen.__setitem__(index, out))
+        for index, (_, part) in enumerate(parts)
+    ]
+    try:
+        expected = model(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    x = sample
+    for index, (name, part) in enumerate(parts):
+        try:
+            x = part(x)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"segment {index} ({name}) cannot run on the output of the one before it: {error}"
+            ) from error
+        if index not in seen:
+            raise ValueError(f"segment {index} ({name}) is not used by the model's own forward pass")
+        if not _same(x, seen[index]):
+            raise ValueError(
+                f"running the segments in order differs from the model at segment {index} ({name}); something happens "
+                "between segments. Put it into a module of its own and list that too"
+            )
+    if not _same(x, expected):
+        raise ValueError("the model does something after its last segment; put it into a module and list that too")
+
+
+def _same(left: object, right: object) -> bool:
+    return isinstance(left, Tensor) and isinstance(right, Tensor) and torch.equal(left, right)
+
+
+def _slot_widths(host: Host, x: Tensor) -> dict[str, int]:
+    at = {index: slot_id for slot_id, index in host.slots.items()}
+    dims = {"mlp": 2, "cnn": 4, "transformer": 3}[host.topology]
+    widths = {}
+    for index, segment in enumerate(host.segments):
+        try:
+            x = segment(x)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(f"the model does not run on {x.shape[0]} row(s): {error}") from error
+        if index in at:
+            if x.dim() != dims or not x.is_floating_point():
+                raise ValueError(
+                    f"slot {at[index]}: a {host.topology} slot needs a float tensor with {dims} axes, segment {index} "
+                    f"gives {x.dtype} {tuple(x.shape)}"
+                )
+            widths[at[index]] = x.shape[CHANNEL_AXIS[host.topology]]
+    return widths
