@@ -31,7 +31,8 @@ class Source:
     title: str
     read: Callable[..., Content]
     """Takes the place that `locate` found and, for text, the context."""
-    is_text: bool
+    row_shape: tuple[int, ...] | None
+    """Channels, height and width of an image; None for text, whose rows are as long as the task wants."""
     locate: Callable[[Path], Path | None]
     """The data at or directly below a path, or None. Looks at names only."""
     standard_places: tuple[str, ...]
@@ -39,6 +40,11 @@ class Source:
     """Environment variable that names another place. None: comes with Esper or Python, no other place is searched."""
     expected: str
     remedy: str
+
+    @property
+    def is_text(self) -> bool:
+        """True if rows are windows of a token stream."""
+        return self.row_shape is None
 
 
 @record
@@ -101,7 +107,7 @@ SOURCES: dict[str, Source] = {
             name="digits",
             title="digits",
             read=digits.read_digits,
-            is_text=False,
+            row_shape=(1, digits.SIDE, digits.SIDE),
             locate=_locate_digits,
             standard_places=(str(Path(digits.__file__).parent),),
             variable=None,
@@ -112,7 +118,7 @@ SOURCES: dict[str, Source] = {
             name="pydoc",
             title="Python's help topics",
             read=text.read_pydoc,
-            is_text=True,
+            row_shape=None,
             locate=_locate_pydoc,
             standard_places=(sysconfig.get_path("stdlib"),),
             variable=None,
@@ -123,7 +129,7 @@ SOURCES: dict[str, Source] = {
             name="fashion",
             title="Fashion-MNIST",
             read=fashion.read_fashion,
-            is_text=False,
+            row_shape=(1, fashion.SIDE, fashion.SIDE),
             locate=_locate_fashion,
             standard_places=(USUAL_FOLDER, "/usr/share/datasets/fashion-mnist"),
             variable="ESPER_FASHION_MNIST",
@@ -135,7 +141,7 @@ SOURCES: dict[str, Source] = {
             name="cifar10",
             title="CIFAR-10",
             read=cifar.read_cifar,
-            is_text=False,
+            row_shape=cifar.SHAPE,
             locate=_locate_cifar,
             standard_places=(USUAL_FOLDER,),
             variable="ESPER_CIFAR10",
@@ -146,7 +152,7 @@ SOURCES: dict[str, Source] = {
             name="text",
             title="text file",
             read=text.read_text_file,
-            is_text=True,
+            row_shape=None,
             locate=_locate_text,
             standard_places=(USUAL_FOLDER,),
             variable="ESPER_TEXT",

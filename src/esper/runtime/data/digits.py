@@ -17,6 +17,7 @@ from esper.runtime.data.records import Content, Split, digest
 
 FILE = "digits.npz"
 ARRAYS = ("images", "labels", "train", "val", "test")
+SIDE = 8
 NUM_CLASSES = 10
 TOP = 16
 """Pixels count the dark dots of a 4x4 block."""
@@ -38,7 +39,7 @@ def read_digits(path: Path) -> Content:
     hashes = {name: digest(part.images, part.labels) for name, part in parts.items()}
     splits = {name: _split(part) for name, part in parts.items()}
     return Content(
-        description=f"handwritten digits (UCI optdigits): {len(digits.labels):,} images of 8x8",
+        description=f"handwritten digits (UCI optdigits): {len(digits.labels):,} images of {SIDE}x{SIDE}",
         num_classes=NUM_CLASSES,
         mean=None,
         std=None,
