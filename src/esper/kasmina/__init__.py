@@ -1,1 +1,49 @@
 """Kasmina changes topology: hosts, slots, seeds, their life, saving and export. It does not know why."""
+
+from esper.kasmina.blueprints import BLUEPRINTS, Blueprint, blueprints_for, get_blueprint
+from esper.kasmina.export import export_model, export_module
+from esper.kasmina.hosts import CNNHost, Host, HostSpec, MLPHost, TransformerHost, build_host, wrap_sequential
+from esper.kasmina.lifecycle import (
+    EpochMeasurement,
+    SlotAttribution,
+    advance_active_seed,
+    apply_op,
+    begin_epoch,
+    end_epoch,
+    resolve_target_slot,
+)
+from esper.kasmina.model import MorphogeneticModel, ParamCounts
+from esper.kasmina.persist import LoadedModel, ModelState, capture, load_model, restore, save_model
+from esper.kasmina.slot import SeedSlot
+
+__all__ = [
+    "BLUEPRINTS",
+    "Blueprint",
+    "CNNHost",
+    "EpochMeasurement",
+    "Host",
+    "HostSpec",
+    "LoadedModel",
+    "MLPHost",
+    "ModelState",
+    "MorphogeneticModel",
+    "ParamCounts",
+    "SeedSlot",
+    "SlotAttribution",
+    "TransformerHost",
+    "advance_active_seed",
+    "apply_op",
+    "begin_epoch",
+    "blueprints_for",
+    "build_host",
+    "capture",
+    "end_epoch",
+    "export_model",
+    "export_module",
+    "get_blueprint",
+    "load_model",
+    "resolve_target_slot",
+    "restore",
+    "save_model",
+    "wrap_sequential",
+]

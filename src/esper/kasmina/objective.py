@@ -34,19 +34,19 @@ class SeedMeter:
         self._losses: list[Tensor] = []
         self._ratios: list[Tensor] = []
 
-    def listen(self, h: Tensor, g: Tensor, rows: int) -> None:
+    def listen(self, h_rms: Tensor, g: Tensor, rows: int) -> None:
         """Takes the first gradient, to set eta; the seed is not trained on this batch."""
-        eta = self._measured_eta(h, g / self.loss_scale, rows)
+        eta = self._measured_eta(h_rms, g / self.loss_scale, rows)
         if bool(torch.isfinite(eta) & (eta > 0)):  # sync: once per seed, because nothing can start without eta
             self.eta = eta
 
-    def read(self, h: Tensor, d: Tensor, g: Tensor, rows: int) -> None:
+    def read(self, h_rms: Tensor, d: Tensor, g: Tensor, rows: int) -> None:
         """Books one trained batch. Runs inside backward, before the update, so the loss is an honest forecast."""
         assert self.eta is not None
         g = g / self.loss_scale
         self._losses.append((g * d).sum() + d.square().sum() / (2 * self.eta * rows))
-        self._ratios.append(_rms(d) / _rms(h))
-        fresh = self._measured_eta(h, g, rows)
+        self._ratios.append(rms(d) / h_rms)
+        fresh = self._measured_eta(h_rms, g, rows)
         usable = torch.isfinite(fresh) & (fresh > 0)
         smoothed = self.eta_decay * self.eta + (1 - self.eta_decay) * fresh
         self.eta = torch.where(usable, smoothed, self.eta)
@@ -68,11 +68,12 @@ class SeedMeter:
         self._ratios.clear()
         return gain, ratio
 
-    def _measured_eta(self, h: Tensor, g: Tensor, rows: int) -> Tensor:
-        return self.rho * _rms(h) / (rows * _rms(g))
+    def _measured_eta(self, h_rms: Tensor, g: Tensor, rows: int) -> Tensor:
+        return self.rho * h_rms / (rows * rms(g))
 
 
-def _rms(x: Tensor) -> Tensor:
+def rms(x: Tensor) -> Tensor:
+    """Root mean square over all elements, in float32."""
     return x.float().square().mean().sqrt()
 
 
@@ -81,19 +82,19 @@ class _Attach(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, d: Tensor, meter: SeedMeter, rows: int) -> Tensor:
-        ctx.save_for_backward(h, d)
+        ctx.save_for_backward(rms(h), d)
         ctx.meter = meter  # type: ignore[attr-defined]
         ctx.rows = rows  # type: ignore[attr-defined]
         return h.view_as(h)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        h, d = ctx.saved_tensors
+        h_rms, d = ctx.saved_tensors
         meter: SeedMeter = ctx.meter
         if meter.eta is None:
-            meter.listen(h, g, ctx.rows)
+            meter.listen(h_rms, g, ctx.rows)
             return g, None, None, None
-        meter.read(h, d, g, ctx.rows)
+        meter.read(h_rms, d, g, ctx.rows)
         return g, g, None, None
 
 

@@ -65,6 +65,20 @@ class ActionOutcome:
 
 
 @record
+class GradientEvidence:
+    """What the optimizer saw of one parameter group in an epoch. None means that no gradient was measured."""
+
+    finite: bool | None
+    """False if any batch of the epoch had a gradient that is not a number; its update was skipped."""
+    live_fraction: float | None
+    """Share of the tensors whose gradient was not zero in the last batch."""
+    norm_per_weight: float | None
+    """Gradient norm of the last batch divided by the root of the number of weights."""
+    health: float | None
+    """1 minus penalties for vanishing and exploding tensors, 0 to 1."""
+
+
+@record
 class SlotReport(SeedEvidence):
     """One slot after an epoch: the gates' evidence, who lives there, and what it was measured to be worth."""
 

@@ -45,6 +45,10 @@ class Host(nn.Module):
         self.segments = nn.ModuleList(segments)
         self.slots = dict(sorted(slots.items(), key=lambda item: item[1]))
         self.spec = spec
+        # Coalition passes share feature tensors, so no layer may overwrite its input.
+        for part in self.modules():
+            if getattr(part, "inplace", False) is True:
+                part.inplace = False  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """The fold over the segments."""

@@ -76,12 +76,15 @@ def _check_fold(model: nn.Module, parts: Sequence[tuple[str, nn.Module]], sample
             hook.remove()
     x = sample
     for index, (name, part) in enumerate(parts):
+        given, kept = x, x.clone()
         try:
-            x = part(x)
+            x = part(given)
         except (RuntimeError, ValueError, TypeError) as error:
             raise ValueError(
                 f"segment {index} ({name}) cannot run on the output of the one before it: {error}"
             ) from error
+        if not _same(given, kept):
+            raise ValueError(f"segment {index} ({name}) overwrites its input; segments must leave it as it is")
         if index not in seen:
             raise ValueError(f"segment {index} ({name}) is not used by the model's own forward pass")
         if not _same(x, seen[index]):

@@ -1,0 +1,77 @@
+"""Measures a host once, on a sample: the shape of its slots and what each blueprint would cost there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.blueprints import BLUEPRINTS
+from esper.kasmina.hosts import CHANNEL_AXIS, Host
+from esper.kasmina.layers import evaluating
+from esper.kasmina.operators import gate_params
+from esper.leyline import BlueprintCard, HostLayout, SlotSpec
+
+
+def slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotSpec, ...]:
+    """Measures the wanted slots with one pass; the result is in execution order."""
+    names = list(wanted)
+    unknown = [name for name in names if name not in host.slots]
+    if unknown:
+        raise ValueError(f"unknown slots {unknown}. The host has: {', '.join(host.slots)}")
+    at = {index: slot_id for slot_id, index in host.slots.items() if slot_id in names}
+    specs = []
+    with evaluating(host):
+        x = sample
+        for index, segment in enumerate(host.segments):
+            x = segment(x)
+            if index in at:
+                channels = x.shape[CHANNEL_AXIS[host.topology]]
+                specs.append(
+                    SlotSpec(
+                        slot_id=at[index],
+                        segment_idx=index,
+                        channels=channels,
+                        positions=x[0].numel() // channels,
+                        depth_share=index / (len(host.segments) - 1),
+                    )
+                )
+    return tuple(specs)
+
+
+def host_layout(host: Host, sample: Tensor, specs: tuple[SlotSpec, ...], offered: Sequence[str]) -> HostLayout:
+    """What controllers may know of a host: its size, its slots, and a card for every blueprint in every slot."""
+    counter = FlopCounterMode(display=False)
+    with evaluating(host), counter:
+        host(sample)
+    host_macs = counter.get_total_flops() // (2 * sample.shape[0])
+    host_params = sum(p.numel() for p in host.parameters())
+    return HostLayout(
+        topology=host.topology,
+        host_params=host_params,
+        host_macs=host_macs,
+        slots=specs,
+        blueprints=tuple(BLUEPRINTS),
+        cards=tuple(
+            tuple(_card(key, spec, host, host_params, host_macs, offered) for key in BLUEPRINTS) for spec in specs
+        ),
+    )
+
+
+def _card(
+    key: str, spec: SlotSpec, host: Host, host_params: int, host_macs: int, offered: Sequence[str]
+) -> BlueprintCard:
+    blueprint = BLUEPRINTS[key]
+    params, macs = blueprint.params(spec.channels), blueprint.macs(spec.channels, spec.positions)
+    return BlueprintCard(
+        blueprint=key,
+        params=params,
+        params_ratio=params / max(1, host_params),
+        macs=macs,
+        macs_ratio=macs / max(1, host_macs),
+        mixing=blueprint.mixing,
+        nonlinear=blueprint.nonlinear,
+        gate_params=gate_params(spec.channels),
+        fits=key in offered and blueprint.topology == host.topology and blueprint.fits(spec),
+    )

@@ -1,0 +1,266 @@
+"""Saving a growing model and building it again: architecture and lifecycle as JSON, weights as safetensors, one file.
+
+The same two parts serve as the state that a rollback returns to. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from esper.kasmina.files import write_atomically
+from esper.kasmina.hosts import Host, HostSpec, build_host
+from esper.kasmina.layers import generator_for
+from esper.kasmina.model import MorphogeneticModel, build_seed
+from esper.leyline import LifecycleConfig, ModelFileError, SeedStage, record
+
+FORMAT = 1
+OPTIMIZER_PREFIX = "optimizer."
+SAMPLE = "sample"
+
+
+class NamedState(Protocol):
+    """An optimizer whose state can be kept by parameter name."""
+
+    def named_state(self) -> dict[str, Tensor]:
+        """State tensors by "<parameter>.<entry>"."""
+
+    def load_named_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes state back."""
+
+
+@record
+class ModelState:
+    """A model as data: `facts` are JSON values, `tensors` are copies."""
+
+    facts: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@record
+class LoadedModel:
+    """A model built from a file, and what was saved with it."""
+
+    model: MorphogeneticModel
+    optimizer_state: Mapping[str, Tensor]
+    """For `load_named_state` of an optimizer over `model.parameter_groups()`; empty if none was saved."""
+    extra: Mapping[str, Any]
+
+
+def capture(
+    model: MorphogeneticModel, optimizer: NamedState | None = None, extra: Mapping[str, Any] | None = None
+) -> ModelState:
+    """Copies everything that determines how the model goes on: weights, lifecycle, measurements, optimizer state."""
+    canonical: dict[int, str] = {}
+    aliases: dict[str, str] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in canonical:
+            aliases[name] = canonical[id(tensor)]
+            continue
+        canonical[id(tensor)] = name
+        tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if optimizer is not None:
+        for name, tensor in optimizer.named_state().items():
+            tensors[OPTIMIZER_PREFIX + name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    tensors[SAMPLE] = model.sample.clone()
+    facts = {
+        "format": FORMAT,
+        "host": {"kind": model.host.spec.kind, "kwargs": dict(model.host.spec.kwargs)},
+        "topology": model.host.topology,
+        "lifecycle": asdict(model.lifecycle),
+        "blueprints": list(model.offered),
+        "topology_version": model.topology_version,
+        "train_loss": model.train_loss,
+        "val_loss": model.val_loss,
+        "training": model.training,
+        "slots": {slot.spec.slot_id: slot.facts() for slot in model.all_slots()},
+        "aliases": aliases,
+        "has_optimizer": optimizer is not None,
+        "extra": dict(extra or {}),
+    }
+    return ModelState(facts=facts, tensors=tensors)
+
+
+def restore(model: MorphogeneticModel, state: ModelState, optimizer: NamedState | None = None) -> None:
+    """Puts a model of the same host back into a captured state, whatever has grown or gone since.
+
+    Parameters of the host keep their identity; seeds are built anew from their blueprints. A bound optimizer follows.
+
+    Raises:
+        ModelFileError: The state belongs to another architecture.
+    """
+    facts = state.facts
+    for slot in model.all_slots():
+        model.drop_group(slot.spec.slot_id)
+        recorded = facts["slots"][slot.spec.slot_id]
+        seed, gate = None, None
+        if SeedStage[recorded["stage"]].has_seed:
+            seed, gate = build_seed(
+                slot.spec, model.host.topology, recorded["blueprint"], recorded["blend"], rng_seed=0
+            )
+        slot.set_facts(recorded, seed, gate)
+    _load_weights(model, state)
+    for slot in model.all_slots():
+        if slot.stage.has_seed:
+            model.adopt_group(slot.spec.slot_id)
+    if optimizer is not None:
+        optimizer.load_named_state(optimizer_part(state))
+    model.topology_version = facts["topology_version"]
+    model.train_loss, model.val_loss = facts["train_loss"], facts["val_loss"]
+    model.train(facts["training"])
+
+
+def optimizer_part(state: ModelState) -> dict[str, Tensor]:
+    """The optimizer's share of a captured state."""
+    return {
+        name.removeprefix(OPTIMIZER_PREFIX): tensor
+        for name, tensor in state.tensors.items()
+        if name.startswith(OPTIMIZER_PREFIX)
+    }
+
+
+def _load_weights(model: MorphogeneticModel, state: ModelState) -> None:
+    weights = {n: t for n, t in state.tensors.items() if n != SAMPLE and not n.startswith(OPTIMIZER_PREFIX)}
+    for name, source in state.facts["aliases"].items():
+        weights[name] = weights[source]
+    own = model.state_dict()
+    for name in own:
+        if name not in weights:
+            raise ModelFileError(f"tensor {name!r} is missing")
+        if own[name].shape != weights[name].shape:
+            raise ModelFileError(
+                f"tensor {name!r} has shape {tuple(weights[name].shape)}, "
+                f"the architecture needs {tuple(own[name].shape)}"
+            )
+    extra = [name for name in weights if name not in own]
+    if extra:
+        raise ModelFileError(f"tensor {extra[0]!r} belongs to nothing in this architecture")
+    model.load_state_dict(weights)
+
+
+# ---- files
+
+
+def save_model(
+    model: MorphogeneticModel,
+    path: str | Path,
+    *,
+    optimizer: NamedState | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the model, grown parts and all, to one safetensors file.
+
+    Args:
+        model: In any stage of growth.
+        path: Target file; an existing one is replaced in one step.
+        optimizer: Saved too, so that training can go on to the bit.
+        extra: JSON values of your own, such as the task's name.
+    """
+    state = capture(model, optimizer, extra)
+    facts = encode_facts(state.facts)
+    metadata = {"esper": facts, "sha256": _digest(facts, state.tensors)}
+    write_atomically(Path(path), to_safetensors(dict(state.tensors), metadata))
+
+
+def load_model(path: str | Path, *, host_factory: Callable[[], Host] | None = None) -> LoadedModel:
+    """Builds a saved model again, in a fresh process if need be.
+
+    Args:
+        path: A file written by `save_model`.
+        host_factory: Needed for hosts made by `wrap_sequential`: builds the same host, weights do not matter.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ModelFileError: The file is damaged, of another kind, or does not fit this code.
+    """
+    path = Path(path)
+    state = _read(path)
+    try:
+        model = build(state, host_factory)
+    except (ModelFileError, ValueError, KeyError) as error:
+        raise ModelFileError(f"{path.name}: {error}") from error
+    return LoadedModel(model=model, optimizer_state=optimizer_part(state), extra=state.facts["extra"])
+
+
+def build(state: ModelState, host_factory: Callable[[], Host] | None = None) -> MorphogeneticModel:
+    """Makes a new model from a captured state."""
+    facts = state.facts
+    spec = HostSpec(kind=facts["host"]["kind"], kwargs=facts["host"]["kwargs"])
+    if spec.kind == "user":
+        if host_factory is None:
+            raise ModelFileError("the host is a wrapped model of your own; pass host_factory=... to build it again")
+        host = host_factory()
+    else:
+        host = build_host(spec, generator_for(0))
+    model = MorphogeneticModel(
+        host,
+        state.tensors[SAMPLE],
+        LifecycleConfig(**facts["lifecycle"]),
+        slots=list(facts["slots"]),
+        blueprints=facts["blueprints"],
+    )
+    restore(model, state)
+    return model
+
+
+def _read(path: Path) -> ModelState:
+    with path.open("rb") as file:
+        start = file.read(2)
+    if start in (b"PK", b"\x80\x02", b"\x80\x04"):
+        raise ModelFileError(f"{path.name} is a pickle file; Esper reads safetensors files only")
+    try:
+        with safe_open(str(path), framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (a file handle, not a dict)
+    except SafetensorError as error:
+        raise ModelFileError(f"{path.name} is damaged or not a safetensors file: {error}") from error
+    if "esper" not in metadata or "sha256" not in metadata:
+        raise ModelFileError(f"{path.name} is a safetensors file, but not one written by Esper's save_model")
+    if _digest(metadata["esper"], tensors) != metadata["sha256"]:
+        raise ModelFileError(f"{path.name} is damaged: its content does not match its sha256")
+    facts = decode_facts(metadata["esper"])
+    if facts["format"] != FORMAT:
+        raise ModelFileError(f"{path.name} has format {facts['format']}, this version of Esper reads format {FORMAT}")
+    return ModelState(facts=facts, tensors=tensors)
+
+
+def _digest(facts: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def encode_facts(facts: Mapping[str, Any]) -> str:
+    """Canonical JSON. Numbers that are not finite, which JSON does not have, become tagged strings."""
+    return json.dumps(_tag(facts), sort_keys=True, allow_nan=False, separators=(",", ":"))
+
+
+def decode_facts(text: str) -> dict[str, Any]:
+    """Reads what `encode_facts` wrote."""
+    facts = json.loads(text, object_hook=lambda found: float(found["$float"]) if "$float" in found else found)
+    assert isinstance(facts, dict)
+    return facts
+
+
+def _tag(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if isinstance(value, Mapping):
+        return {key: _tag(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_tag(entry) for entry in value]
+    return value

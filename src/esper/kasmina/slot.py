@@ -1,0 +1,224 @@
+"""A slot: the place in a host where one seed at a time lives. It knows its seed's stage, never why it changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import Residual
+from esper.kasmina.objective import SeedMeter, attach
+from esper.kasmina.operators import GateNetwork, delta
+from esper.leyline import (
+    TRANSITIONS,
+    BlendSpec,
+    Cause,
+    IllegalOperation,
+    LifecycleConfig,
+    SeedStage,
+    SlotSpec,
+    SlotTransition,
+    get_blend,
+    record,
+)
+
+
+@record
+class SlotMeasurement:
+    """What was measured of one slot in one epoch. None means not measured."""
+
+    contribution_pp: float | None
+    solo_pp: float | None
+    interaction_pp: float | None
+    contribution_alpha: float | None
+    contribution_topology: int | None
+    predicted_gain: float | None
+    residual_ratio: float | None
+    gradients_finite: bool | None
+    live_fraction: float | None
+    grad_ratio: float | None
+    grad_health: float | None
+
+
+UNMEASURED = SlotMeasurement(
+    contribution_pp=None,
+    solo_pp=None,
+    interaction_pp=None,
+    contribution_alpha=None,
+    contribution_topology=None,
+    predicted_gain=None,
+    residual_ratio=None,
+    gradients_finite=None,
+    live_fraction=None,
+    grad_ratio=None,
+    grad_health=None,
+)
+
+
+class SeedSlot(nn.Module):
+    """Holds at most one seed and mixes its output into the host's features.
+
+    The output is h, bit for bit, while the slot is empty or its seed is in TRAINING, and h + alpha * d(h) from
+    BLENDING on.
+    """
+
+    def __init__(self, spec: SlotSpec, topology: str, config: LifecycleConfig) -> None:
+        super().__init__()
+        self.spec = spec
+        self.topology = topology
+        self.config = config
+        self.seed: Residual | None = None
+        self.gate: GateNetwork | None = None
+        self.num_germinations = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        """The state of a slot that has never held a seed, but for the count of germinations."""
+        self.stage = SeedStage.DORMANT
+        self.epochs_in_stage = 0
+        self._forget_seed()
+
+    def _forget_seed(self) -> None:
+        self.seed = None
+        self.gate = None
+        self.blueprint: str | None = None
+        self.blend: BlendSpec | None = None
+        self.alpha = 0.0
+        self.ramp_done = 0
+        self.age_epochs = 0
+        self.probe_passed: bool | None = None
+        self.measured = UNMEASURED
+        self.meter: SeedMeter | None = None
+        self._pending: Tensor | None = None
+
+    # ---- forward
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Mixes the seed into the features according to its stage."""
+        if self.stage.is_blended:
+            return self.blended(h)
+        if self.stage is SeedStage.TRAINING and self.training and torch.is_grad_enabled():
+            return self._train_behind(h)
+        return h
+
+    def blended(self, h: Tensor) -> Tensor:
+        """The features with the seed at its current alpha."""
+        d = self.delta(h)
+        return h + d if self.alpha == 1.0 else h + self.alpha * d
+
+    def delta(self, h: Tensor) -> Tensor:
+        """What the seed would add at alpha 1."""
+        assert self.seed is not None
+        assert self.blend is not None
+        return delta(self.blend.operator, h, self.seed(h), self.gate)
+
+    def _train_behind(self, h: Tensor) -> Tensor:
+        assert self.meter is not None
+        rows = h.shape[0] * h.shape[1] if self.topology == "transformer" else h.shape[0]
+        d = self.delta(h.detach())
+        if self.meter.eta is not None:
+            self._pending = self.meter.penalty(d, rows)
+        return attach(h, d, self.meter, rows)
+
+    def take_penalty(self) -> Tensor | None:
+        """The penalty of the last training forward pass; None if there is none. Reading clears it."""
+        pending, self._pending = self._pending, None
+        return pending
+
+    # ---- life
+
+    def plant(self, seed: Residual, gate: GateNetwork | None, blueprint: str, blend: BlendSpec) -> SlotTransition:
+        """Puts a new seed into the slot: DORMANT to GERMINATED."""
+        self.num_germinations += 1
+        self.seed, self.gate = seed, gate
+        self.blueprint, self.blend = blueprint, blend
+        self.probe_passed = True
+        self.meter = SeedMeter(self.config.rho, self.config.eta_decay)
+        return self.transition(SeedStage.GERMINATED, Cause.POLICY)
+
+    def transition(self, target: SeedStage, cause: Cause) -> SlotTransition:
+        """Makes one legal move and returns its record; the caller decides whom to tell.
+
+        Raises:
+            IllegalOperation: The move is not in the table. Nothing has changed.
+        """
+        if (self.stage, target) not in TRANSITIONS:
+            raise IllegalOperation(f"slot {self.spec.slot_id}: no move from {self.stage.name} to {target.name}")
+        move = SlotTransition(
+            slot_id=self.spec.slot_id,
+            seed_id=self.seed_id,
+            source=self.stage,
+            target=target,
+            cause=cause,
+            alpha=self.alpha,
+            epochs_in_stage=self.epochs_in_stage,
+            age_epochs=self.age_epochs,
+            blueprint=self.blueprint,
+            blend=None if self.blend is None else self.blend.name,
+            params=self.num_params(),
+            contribution_pp=self.measured.contribution_pp,
+        )
+        self.stage = target
+        self.epochs_in_stage = 0
+        if target is SeedStage.PRUNED:
+            self._forget_seed()
+        return move
+
+    @property
+    def seed_id(self) -> str:
+        """Names the seed that lives here, or the last one that did: slot and number of its germination."""
+        return f"{self.spec.slot_id}.{self.num_germinations}"
+
+    def ramp(self) -> None:
+        """One epoch further along the blend curve."""
+        assert self.blend is not None
+        self.ramp_done = min(self.ramp_done + 1, self.blend.ramp_epochs)
+        self.alpha = self.blend.alpha(self.ramp_done)
+
+    @property
+    def ramp_complete(self) -> bool:
+        """True when alpha has reached 1."""
+        return self.blend is not None and self.ramp_done >= self.blend.ramp_epochs
+
+    def num_params(self) -> int:
+        """Parameters of the seed and its gate, frozen ones included."""
+        return sum(p.numel() for p in self.parameters())
+
+    # ---- state as plain data
+
+    def facts(self) -> dict[str, Any]:
+        """Everything about the slot but its weights, as JSON values."""
+        return {
+            "stage": self.stage.name,
+            "blueprint": self.blueprint,
+            "blend": None if self.blend is None else self.blend.name,
+            "alpha": self.alpha,
+            "ramp_done": self.ramp_done,
+            "epochs_in_stage": self.epochs_in_stage,
+            "age_epochs": self.age_epochs,
+            "num_germinations": self.num_germinations,
+            "probe_passed": self.probe_passed,
+            "eta": None if self.meter is None or self.meter.eta is None else float(self.meter.eta),
+            "params": self.num_params(),
+            "measured": {name: getattr(self.measured, name) for name in SlotMeasurement.__dataclass_fields__},
+        }
+
+    def set_facts(self, facts: dict[str, Any], seed: Residual | None, gate: GateNetwork | None) -> None:
+        """Puts the slot into a recorded state, with modules built from the recorded names."""
+        self._forget_seed()
+        self.seed, self.gate = seed, gate
+        self.stage = SeedStage[facts["stage"]]
+        self.blueprint = facts["blueprint"]
+        self.blend = None if facts["blend"] is None else get_blend(facts["blend"])
+        self.alpha = facts["alpha"]
+        self.ramp_done = facts["ramp_done"]
+        self.epochs_in_stage = facts["epochs_in_stage"]
+        self.age_epochs = facts["age_epochs"]
+        self.num_germinations = facts["num_germinations"]
+        self.probe_passed = facts["probe_passed"]
+        self.measured = SlotMeasurement(**facts["measured"])
+        if seed is not None:
+            self.meter = SeedMeter(self.config.rho, self.config.eta_decay)
+            if facts["eta"] is not None:
+                self.meter.eta = torch.tensor(facts["eta"], dtype=torch.float32)

@@ -1,0 +1,1 @@
+"""Tolaria runs hosts: batches, optimizers, devices. It knows no policy, no reward and no seed."""

@@ -1,0 +1,121 @@
+"""The order of data: one permutation per (run seed, episode, epoch), the same for every env that asks.
+
+The key has no env and there is no cursor, so envs see equal batches whatever process they live in, two controllers run
+on equal keys are paired, and a resumed run needs only the episode and the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.leyline import derive_seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One minibatch: fresh tensors, never views of the data set."""
+
+    index: int
+    inputs: Tensor
+    targets: Tensor
+
+
+def crop_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
+    """Random shift by up to `padding` pixels and random left-right flip, one draw per image."""
+    rows, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, (padding,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a strided view: nothing is copied until it is indexed
+    shifts = torch.randint(0, 2 * padding + 1, (2, rows), generator=generator)
+    cropped = windows[torch.arange(rows), :, shifts[0], shifts[1]]
+    flips = torch.rand(rows, generator=generator) < 0.5
+    return torch.where(flips[:, None, None, None], cropped.flip(3), cropped)
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {"crop_flip": crop_flip}
+
+
+class SharedBatchIterator:
+    """Batches of in-memory tensors for all envs of a worker.
+
+    Args:
+        inputs: Rows of any type; bytes become floats.
+        targets: One entry per row.
+        batch_size: Rows per batch.
+        run_seed: Keys the order and the augmentation.
+        samples_per_epoch: Rows of the permutation to use in one epoch; all if None.
+        mean: Per-channel mean to subtract, in units of the stored values; None to feed rows as stored.
+        std: Per-channel deviation to divide by; goes with `mean`.
+        augment: Name of a row of AUGMENTATIONS, or None.
+        channels_last: Memory format of image batches.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        batch_size: int,
+        run_seed: int,
+        samples_per_epoch: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        augment: str | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        if len(inputs) != len(targets):
+            raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets")
+        if not 1 <= batch_size <= len(inputs):
+            raise ValueError(f"batch_size must be in 1..{len(inputs)} (the rows there are), got {batch_size}")
+        if samples_per_epoch is not None and not batch_size <= samples_per_epoch <= len(inputs):
+            raise ValueError(
+                f"samples_per_epoch must be in {batch_size}..{len(inputs)} (one batch to all rows), "
+                f"got {samples_per_epoch}"
+            )
+        if augment is not None and augment not in AUGMENTATIONS:
+            raise ValueError(f"unknown augmentation {augment!r}. Known: {', '.join(AUGMENTATIONS)}")
+        if (mean is None) != (std is None):
+            raise ValueError("mean and std go together; give both or neither")
+        self.inputs = inputs
+        self.targets = targets
+        self.batch_size = batch_size
+        self.run_seed = run_seed
+        self.samples_per_epoch = len(inputs) if samples_per_epoch is None else samples_per_epoch
+        self.mean = None if mean is None else torch.tensor(mean)[:, None, None]
+        self.std = None if std is None else torch.tensor(std)[:, None, None]
+        self.augment = augment
+        self.channels_last = channels_last
+
+    def num_batches(self) -> int:
+        """Training batches in one epoch; a short last one is left out."""
+        return self.samples_per_epoch // self.batch_size
+
+    def epoch(self, episode: int, epoch: int) -> Iterator[Batch]:
+        """Shuffled training batches of equal size."""
+        generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "order"))
+        order = torch.randperm(len(self.inputs), generator=generator)
+        chance = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "augment"))
+        for index in range(self.num_batches()):
+            rows = order[index * self.batch_size : (index + 1) * self.batch_size]
+            yield self._batch(index, rows, chance)
+
+    def in_order(self, limit: int | None = None) -> Iterator[Batch]:
+        """Every row (or the first `limit`) once, unshuffled and unaugmented, the short last batch included."""
+        stop = len(self.inputs) if limit is None else min(limit, len(self.inputs))
+        for index, start in enumerate(range(0, stop, self.batch_size)):
+            yield self._batch(index, torch.arange(start, min(start + self.batch_size, stop)), None)
+
+    def _batch(self, index: int, rows: Tensor, chance: torch.Generator | None) -> Batch:
+        inputs = self.inputs.index_select(0, rows)
+        if inputs.dtype == torch.uint8:
+            inputs = inputs.float()
+        if self.mean is not None and self.std is not None:
+            inputs = inputs.sub(self.mean).div_(self.std)
+        if chance is not None and self.augment is not None:
+            inputs = AUGMENTATIONS[self.augment](inputs, chance)
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return Batch(index=index, inputs=inputs, targets=self.targets.index_select(0, rows))

@@ -1,0 +1,204 @@
+"""One optimizer for a network that changes while it trains: one parameter group for the host, one per seed.
+
+Groups come and go; whoever stays keeps its state to the bit. Gradients are clipped per group, so a seed cannot use up
+the host's budget, and the norms that clipping needs are all the gradient evidence the gates ever get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import GradientEvidence, OptimSpec
+
+HOST = "host"
+LIVE_NORM = 1e-12
+VANISHING_NORM = 1e-7
+EXPLODING_FACTOR = 10.0
+NO_GRADIENTS = GradientEvidence(finite=None, live_fraction=None, norm_per_weight=None, health=None)
+
+
+class GrowingOptimizer:
+    """AdamW or SGD over named parameter groups.
+
+    Args:
+        spec: Kind, rates and schedule.
+        groups: Group name -> parameter name -> parameter; the group "host" must be there. Weight decay applies to it
+            alone.
+        clip_norm: Largest gradient norm of each group.
+    """
+
+    def __init__(self, spec: OptimSpec, groups: Mapping[str, Mapping[str, nn.Parameter]], clip_norm: float) -> None:
+        if HOST not in groups:
+            raise ValueError(f"groups need a {HOST!r} entry, got: {', '.join(groups)}")
+        self.spec = spec
+        self.clip_norm = clip_norm
+        self.num_skipped: dict[str, int] = {}
+        self._names: dict[str, dict[str, nn.Parameter]] = {}
+        self._finite: dict[str, bool] = {}
+        self._norms: dict[str, Tensor] = {}
+        self._lr_factor = 1.0
+        self._inner: torch.optim.Optimizer | None = None
+        for name, params in groups.items():
+            self.add_group(name, params)
+
+    # ---- groups
+
+    @property
+    def group_names(self) -> tuple[str, ...]:
+        """Groups in the order they were added."""
+        return tuple(self._names)
+
+    def add_group(self, name: str, params: Mapping[str, nn.Parameter]) -> None:
+        """Starts to train these parameters, with fresh state.
+
+        Raises:
+            ValueError: The name is taken or a parameter is held already. Nothing has changed.
+        """
+        if name in self._names:
+            raise ValueError(f"parameter group {name!r} exists already")
+        held = {id(p) for group in self._names.values() for p in group.values()}
+        twice = [key for key, p in params.items() if id(p) in held]
+        if twice:
+            raise ValueError(f"parameters are in the optimizer already: {', '.join(twice)}")
+        decay = self.spec.weight_decay if name == HOST else 0.0
+        entry = {"params": list(params.values()), "weight_decay": decay, "lr": self.spec.lr * self._lr_factor}
+        if self._inner is None:
+            self._inner = _build(self.spec, entry)
+        else:
+            self._inner.add_param_group(entry)
+        self._names[name] = dict(params)
+
+    def remove_group(self, name: str) -> None:
+        """Forgets a group and all state of its parameters; a name it does not know is already forgotten."""
+        if name not in self._names:
+            return
+        if name == HOST:
+            raise ValueError("the host group stays for the life of the optimizer")
+        inner = self._torch()
+        position = list(self._names).index(name)
+        for param in self._names.pop(name).values():
+            inner.state.pop(param, None)
+        del inner.param_groups[position]
+        for book in (self._finite, self._norms):
+            book.pop(name, None)
+
+    def holds(self, params: Iterable[nn.Parameter]) -> bool:
+        """True if every one of these parameters is trained."""
+        held = {id(p) for group in self._names.values() for p in group.values()}
+        return all(id(p) in held for p in params)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, in group order."""
+        return [p for group in self._names.values() for p in group.values()]
+
+    # ---- training
+
+    def set_lr_factor(self, factor: float) -> None:
+        """Scales the learning rate of every group, those to come included."""
+        self._lr_factor = factor
+        for group in self._torch().param_groups:
+            group["lr"] = self.spec.lr * factor
+
+    def zero_grad(self) -> None:
+        """Drops all gradients."""
+        self._torch().zero_grad()
+
+    def step(self) -> None:
+        """Clips and updates each group. A seed whose gradient is not finite is left out and counted."""
+        present = {name: [p.grad for p in group.values() if p.grad is not None] for name, group in self._names.items()}
+        norms = iter(torch._foreach_norm([grad for grads in present.values() for grad in grads]))
+        for name, grads in present.items():
+            if grads:
+                self._clip(name, grads, torch.stack([next(norms) for _ in grads]))
+        self._torch().step()
+
+    def _clip(self, name: str, grads: list[Tensor], norms: Tensor) -> None:
+        total = torch.linalg.vector_norm(norms)
+        self._norms[name] = norms
+        if name != HOST:
+            # sync: the update of a broken seed must not happen at all; zero gradients would still move its weights
+            finite = math.isfinite(total.item())
+            self._finite[name] = self._finite.get(name, True) and finite
+            if not finite:
+                self.num_skipped[name] = self.num_skipped.get(name, 0) + 1
+                for param in self._names[name].values():
+                    param.grad = None
+                return
+        torch._foreach_mul_(grads, torch.clamp(self.clip_norm / (total + 1e-6), max=1.0))
+
+    def finish_epoch(self) -> dict[str, GradientEvidence]:
+        """What was seen of each group since the last call, and starts anew."""
+        seen = {name: self._evidence(name) for name in self._names}
+        self._finite.clear()
+        self._norms.clear()
+        return seen
+
+    def _evidence(self, name: str) -> GradientEvidence:
+        if name not in self._norms:
+            return NO_GRADIENTS
+        tensors = self._names[name]
+        norms = self._norms[name].double().tolist()  # sync: once per group and epoch, read by gates and reports
+        finite = self._finite.get(name, True) and all(map(math.isfinite, norms))
+        total = math.sqrt(sum(norm * norm for norm in norms))
+        weights = sum(p.numel() for p in tensors.values())
+        return GradientEvidence(
+            finite=finite,
+            live_fraction=sum(norm > LIVE_NORM for norm in norms) / len(tensors),
+            norm_per_weight=total / math.sqrt(weights) if finite else None,
+            health=self._health(norms, len(tensors)) if finite else 0.0,
+        )
+
+    def _health(self, norms: list[float], num_tensors: int) -> float:
+        vanishing = num_tensors - sum(norm >= VANISHING_NORM for norm in norms)
+        exploding = sum(norm > EXPLODING_FACTOR * self.clip_norm for norm in norms)
+        return min(1.0, max(0.0, 1.0 - 0.5 * vanishing / num_tensors - 0.8 * exploding / num_tensors))
+
+    # ---- state
+
+    def named_state(self) -> dict[str, Tensor]:
+        """State tensors by "<parameter>.<entry>"; parameters without state yet have none."""
+        inner = self._torch()
+        return {
+            f"{name}.{key}": value
+            for group in self._names.values()
+            for name, param in group.items()
+            for key, value in inner.state.get(param, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load_named_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes the state of exactly the current parameters.
+
+        Raises:
+            ValueError: A tensor belongs to no parameter here, or has another shape. Nothing has changed.
+        """
+        params = {name: param for group in self._names.values() for name, param in group.items()}
+        fresh: dict[Tensor, dict[str, Any]] = {}
+        for full_name, value in tensors.items():
+            name, _, key = full_name.rpartition(".")
+            if name not in params:
+                raise ValueError(f"optimizer state {full_name!r} belongs to no parameter of this model")
+            if value.dim() and value.shape != params[name].shape:
+                raise ValueError(
+                    f"optimizer state {full_name!r} has shape {tuple(value.shape)}, "
+                    f"its parameter {tuple(params[name].shape)}"
+                )
+            fresh.setdefault(params[name], {})[key] = value.clone()
+        inner = self._torch()
+        inner.state.clear()
+        inner.state.update(fresh)
+
+    def _torch(self) -> torch.optim.Optimizer:
+        assert self._inner is not None
+        return self._inner
+
+
+def _build(spec: OptimSpec, entry: dict[str, Any]) -> torch.optim.Optimizer:
+    if spec.kind == "adamw":
+        return torch.optim.AdamW([entry], lr=spec.lr, fused=True)
+    return torch.optim.SGD([entry], lr=spec.lr, momentum=spec.momentum, fused=True)
