@@ -17,7 +17,17 @@ from esper.leyline import DataNotFound, record
 from esper.runtime.data import cifar, digits, fashion, text
 from esper.runtime.data.records import Content, Dataset, Split
 
-__all__ = ["SOURCES", "DataStatus", "Dataset", "Source", "Split", "find_data", "get_source", "load_dataset"]
+__all__ = [
+    "SOURCES",
+    "DataStatus",
+    "Dataset",
+    "Source",
+    "Split",
+    "find_data",
+    "get_source",
+    "load_dataset",
+    "not_found_message",
+]
 
 USUAL_FOLDER = "data"
 """Searched in the current directory when nothing else is said."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.kasmina.blueprints import blueprints_for, get_blueprint
 from esper.kasmina.hosts import Host, HostSpec, build_host
@@ -64,6 +65,8 @@ class TaskSpec:
         _at_least("num_classes", self.num_classes, 2)
         if self.samples_per_epoch is not None:
             _at_least("samples_per_epoch (one batch)", self.samples_per_epoch, self.batch_size)
+        if self.context is not None:
+            _at_least("context", self.context, 1)
         if self.val_samples is not None:
             _at_least("val_samples", self.val_samples, 1)
         if self.metric not in METRICS:
@@ -261,21 +264,46 @@ def get_task_spec(name: str) -> TaskSpec:
     return task
 
 
+def count_host_params(spec: TaskSpec) -> int:
+    """Parameters of the task's host before anything has grown."""
+    return sum(weight.numel() for weight in _outline(spec.host).parameters())
+
+
+def _outline(host: HostSpec) -> Host:
+    """A host to look at, never to train: which weights it has does not matter."""
+    return build_host(host, torch.Generator().manual_seed(0))
+
+
 def override(spec: TaskSpec, **changes: Any) -> TaskSpec:
     """A copy of a task with some fields changed, checked as a whole.
+
+    Args:
+        spec: The task to start from.
+        changes: New values by field name; fields of the lifecycle (`param_budget`) and of the optimizer (`lr`) may be
+            given by their own names.
 
     Raises:
         ValueError: A field is unknown, or the result makes no sense; the message says what was expected.
     """
-    known = [field.name for field in fields(spec)]
-    for name in changes:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
-            raise ValueError(f"a task has no field {name!r}. {hint}")
-    changed = replace(spec, **changes)
+    own, lifecycle, optimizer = (
+        {field.name for field in fields(part)} for part in (spec, spec.lifecycle, spec.optimizer)
+    )
+    _refuse_unknown(changes, own | lifecycle | optimizer)
+    changed = replace(spec, **{name: value for name, value in changes.items() if name in own})
+    changed = replace(
+        changed,
+        lifecycle=replace(changed.lifecycle, **{name: changes[name] for name in changes.keys() & lifecycle}),
+        optimizer=replace(changed.optimizer, **{name: changes[name] for name in changes.keys() & optimizer}),
+    )
     check_task(changed)
     return changed
+
+
+def _refuse_unknown(changes: dict[str, Any], known: set[str]) -> None:
+    for name in changes.keys() - known:
+        close = get_close_matches(name, sorted(known), n=1)
+        hint = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}"
+        raise ValueError(f"a task has no field {name!r}. {hint}")
 
 
 def check_task(spec: TaskSpec) -> None:
@@ -289,12 +317,9 @@ def check_task(spec: TaskSpec) -> None:
         raise ValueError(f"context is for text: data source {spec.data!r} with context {spec.context}")
     if spec.augment is not None and source.is_text:
         raise ValueError(f"augment {spec.augment!r} is for images; data source {spec.data!r} is text")
-    host = build_host(spec.host, torch.Generator().manual_seed(0))
+    host = _outline(spec.host)
     _check_growth(spec, host)
-    if source.row_shape is None:
-        sample = torch.zeros((2, spec.context or 1), dtype=torch.int64)
-    else:
-        sample = torch.zeros((2, *source.row_shape))
+    sample = _sample(spec)
     try:
         with torch.no_grad():
             out = host.eval()(sample)
@@ -302,6 +327,14 @@ def check_task(spec: TaskSpec) -> None:
         raise ValueError(f"the host of {spec.name} cannot take rows of {tuple(sample.shape[1:])}: {error}") from error
     if out.shape[-1] != spec.num_classes:
         raise ValueError(f"{spec.name} has {spec.num_classes} classes, its host puts out {out.shape[-1]}")
+
+
+def _sample(spec: TaskSpec) -> Tensor:
+    row_shape = get_source(spec.data).row_shape
+    if row_shape is not None:
+        return torch.zeros((2, *row_shape))
+    assert spec.context is not None
+    return torch.zeros((2, spec.context), dtype=torch.int64)
 
 
 def _check_growth(spec: TaskSpec, host: Host) -> None:

@@ -1,0 +1,111 @@
+"""`esper tasks`: what there is to train on, and whether its data is on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from esper.leyline import record
+
+if TYPE_CHECKING:
+    from esper.runtime.datasets import DataStatus
+    from esper.runtime.tasks import TaskSpec
+
+# Wide enough for any path: a pipe has no edge to wrap at.
+PIPE_WIDTH = 10_000
+
+
+@record
+class TaskRow:
+    """One line of the listing."""
+
+    spec: TaskSpec
+    host_params: int
+    status: DataStatus
+
+
+def tasks_command(
+    data_dir: Annotated[Path | None, tyro.conf.arg(help="Where to look for data first.")] = None,
+    as_json: Annotated[bool, tyro.conf.arg(name="json", help="Print everything as JSON, for programs.")] = False,
+) -> None:
+    """List the tasks and say whether the data of each is on this machine.
+
+    A task is a host network, the slots in which it may grow, the data it learns and the number of epochs. The digits
+    and pydoc tasks need no files of yours. For the others the list says where their data was found, or how to get
+    it: Esper never downloads anything by itself.
+    """
+    from esper.runtime.datasets import find_data
+    from esper.runtime.tasks import TASKS, count_host_params
+
+    rows = [
+        TaskRow(spec=spec, host_params=count_host_params(spec), status=find_data(spec.data, data_dir))
+        for spec in TASKS.values()
+    ]
+    if as_json:
+        print(json.dumps([_facts(row) for row in rows], indent=2))  # noqa: T201
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    console.print(_table(rows))
+    _print_places(console, rows)
+
+
+def _facts(row: TaskRow) -> dict[str, object]:
+    spec, status = row.spec, row.status
+    return {
+        "task": spec.name,
+        "description": spec.description,
+        "host": spec.host.kind,
+        "host_params": row.host_params,
+        "slots": list(spec.slots),
+        "blueprints": list(spec.blueprint_keys),
+        "num_classes": spec.num_classes,
+        "metric": spec.metric,
+        "epochs": spec.horizon,
+        "batch_size": spec.batch_size,
+        "samples_per_epoch": spec.samples_per_epoch,
+        "data": spec.data,
+        "data_found": status.found,
+        "data_place": None if status.place is None else str(status.place),
+        "data_searched": list(status.searched),
+        "data_expected": status.expected,
+        "data_remedy": status.remedy,
+    }
+
+
+def _table(rows: list[TaskRow]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("task", no_wrap=True)
+    table.add_column("host, parameters", min_width=11)
+    table.add_column("slots", min_width=5)
+    table.add_column("metric, classes", min_width=9)
+    table.add_column("epochs", justify="right", no_wrap=True)
+    table.add_column("batch", justify="right", no_wrap=True)
+    table.add_column("data", min_width=7)
+    for row in rows:
+        spec = row.spec
+        table.add_row(
+            spec.name,
+            f"{spec.host.kind} {row.host_params:,}",
+            " ".join(spec.slots),
+            f"{spec.metric}, {spec.num_classes}",
+            str(spec.horizon),
+            str(spec.batch_size),
+            f"{spec.data} {'found' if row.status.found else 'MISSING'}",
+        )
+    return table
+
+
+def _print_places(console: Console, rows: list[TaskRow]) -> None:
+    from esper.runtime.datasets import not_found_message
+
+    for status in {row.status.source: row.status for row in rows}.values():
+        found = f"found at {status.place}" if status.found else not_found_message(status)
+        console.print(Text(f"{status.source}: {found}", style="" if status.found else "yellow"))
