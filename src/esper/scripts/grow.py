@@ -58,9 +58,9 @@ def grow_command(
     if budget is not None:
         spec = override(spec, lifecycle=replace(spec.lifecycle, param_budget=budget))
     folder = Path("runs") / f"grow-{spec.name}" if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
     data = load_task_data(spec, data_dir)
     plan = default_schedule(build_model(spec, data, seed).layout, spec.horizon, blueprint)
+    folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     console.print(f"[bold]{spec.name}[/bold]: {spec.description}")
     console.print(f"{data.description}; {len(data.train):,} to train on, {len(data.val):,} to validate on")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +79,10 @@ def _draw_lives(axes: Any, horizon: int, run: HostRun) -> None:
 def _stays(run: HostRun, slot_id: str, horizon: int) -> list[tuple[SeedStage, float, float]]:
     """(stage, first epoch, epoch after the last) of every drawn stage in one slot; epochs count from 1."""
     entered = [(move.target, _first_epoch(epoch, move.target)) for epoch, move in run.moves if move.slot_id == slot_id]
-    ends = [start for _, start in entered[1:]] + [horizon + 1]
+    border = (SeedStage.DORMANT, horizon + 1)
     return [
         (stage, start, stop)
-        for (stage, start), stop in zip(entered, ends, strict=True)
+        for (stage, start), (_, stop) in pairwise([*entered, border])
         if stage in STAGE_COLORS and stop > start
     ]
 
