@@ -66,7 +66,7 @@ def test_row_and_column_make_a_slot_id(row: int, column: int) -> None:
     assert check_slot_id(f"r{row}c{column}") == f"r{row}c{column}"
 
 
-@pytest.mark.parametrize("bad", ["", "r0", "c0r0", "r00c0", "r0c01", "R0C0", "r0c0 ", "r-1c0", "r0c0\n"])
+@pytest.mark.parametrize("bad", ["", "r0", "c0r0", "r00c0", "r0c01", "R0C0", "r0c0 ", "r-1c0", "r0c0\n", "r1\u0663c0"])
 def test_malformed_slot_ids_are_named(bad: str) -> None:
     with pytest.raises(ValueError, match="malformed slot id"):
         check_slot_id(bad)
