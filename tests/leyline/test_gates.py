@@ -144,6 +144,10 @@ def test_a_gate_reads_nothing_but_its_own_fields(gate: Gate) -> None:
     assert at(gate, **dict.fromkeys(others)).passed
 
 
+def test_an_infinite_loss_does_not_excuse_any_harm() -> None:
+    assert not at(Gate.BLEND, train_loss=math.inf, predicted_gain=-1e30).passed
+
+
 # ---- G0
 
 CARD = BlueprintCard(
