@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -43,7 +44,7 @@ def test_a_ramp_rises_from_zero_to_exactly_one(blend: BlendSpec) -> None:
     ramp = [blend.alpha(done) for done in range(blend.ramp_epochs + 1)]
     assert ramp[0] == 0.0
     assert ramp[-1] == 1.0
-    assert all(later > earlier for earlier, later in zip(ramp, ramp[1:], strict=False))
+    assert all(later > earlier for earlier, later in itertools.pairwise(ramp))
     assert blend.alpha(blend.ramp_epochs + 7) == 1.0
     assert blend.operator in OPERATORS
     assert blend.curve in CURVES
@@ -55,7 +56,7 @@ def test_any_curve_is_monotone_and_bounded(curve: str, steepness: float, epochs:
     ramp = [blend.alpha(done) for done in range(epochs + 1)]
     assert ramp[0] == 0.0
     assert ramp[-1] == 1.0
-    assert all(0.0 <= earlier <= later <= 1.0 for earlier, later in zip(ramp, ramp[1:], strict=False))
+    assert all(0.0 <= earlier <= later <= 1.0 for earlier, later in itertools.pairwise(ramp))
 
 
 @pytest.mark.parametrize("steepness", [12.0, 6.0])

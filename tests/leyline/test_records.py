@@ -35,7 +35,7 @@ RECORDS = {
 def test_every_record_is_frozen_slotted_and_requires_all_its_fields(record: type) -> None:
     assert record.__dataclass_params__.frozen  # type: ignore[attr-defined]
     assert not hasattr(record.__new__(record), "__dict__")
-    with pytest.raises(TypeError, match="keyword-only|missing"):
+    with pytest.raises(TypeError, match=r"keyword-only|missing"):
         record()
     for field in fields(record):
         assert field.kw_only, field.name

@@ -30,7 +30,7 @@ def test_the_table_holds_exactly_the_documented_moves() -> None:
 
 
 def test_stage_numbers_are_permanent() -> None:
-    names = "DORMANT GERMINATED TRAINING BLENDING HOLDING FOSSILIZED PRUNED EMBARGOED".split()
+    names = ["DORMANT", "GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "PRUNED", "EMBARGOED"]
     assert [(stage.name, stage.value) for stage in SeedStage] == list(zip(names, range(8), strict=True))
 
 
