@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, Inert, NormMinusInput, always_fits
@@ -27,7 +28,7 @@ class ChannelScale(nn.Module):
         self.excite = linear(width, channels, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.tanh(self.excite(torch.relu(self.squeeze(x.mean(dim=(2, 3))))))
+        scale = torch.tanh(self.excite(F.gelu(self.squeeze(x.mean(dim=(2, 3))))))
         return x * scale[:, :, None, None]
 
 
