@@ -186,3 +186,36 @@ def test_no_norm_sees_fewer_than_four_values(blueprint: Blueprint) -> None:
             if isinstance(part, torch.nn.LayerNorm):
                 enough &= part.normalized_shape[0] >= 4
         assert fitting(blueprint, channels, size) == enough
+
+
+# ---- controls
+
+CONTROLS = {key: row for key, row in BLUEPRINTS.items() if row.control}
+
+
+@pytest.mark.parametrize("blueprint", CONTROLS.values(), ids=CONTROLS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_control_receives_gradient_changes_nothing_and_hides_from_the_host(
+    blueprint: Blueprint, operator: str
+) -> None:
+    generator = draw(3)
+    seed = blueprint.build(8, generator)
+    gate = GateNetwork(8, blueprint.topology, generator) if operator == "gate" else None
+    x = features(blueprint.topology, 8, 4, False, generator).requires_grad_()
+    target = torch.randn(x.shape, generator=generator)
+    optimizer = torch.optim.SGD(seed.parameters(), lr=0.1)
+    before = b"".join(bits(p) for p in seed.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        x.grad = None
+        out = x + delta(operator, x, seed(x), gate)
+        assert bits(out) == bits(x)
+        (out - target).square().mean().backward()
+        optimizer.step()
+    plain = x.detach().clone().requires_grad_()
+    (plain - target).square().mean().backward()
+    assert x.grad is not None
+    assert plain.grad is not None
+    assert bits(x.grad) == bits(plain.grad)
+    assert all(p.grad is not None and p.grad.norm() > 1e-12 for p in seed.parameters())
+    assert b"".join(bits(p) for p in seed.parameters()) != before
