@@ -29,15 +29,24 @@ ANYTHING_GOES: LifecycleConfig = replace(DEFAULT_LIFECYCLE, min_contribution=-10
 """A lifecycle in which bad seeds can be kept too, so that a reward has something to punish."""
 
 
-def world(**changes: object) -> SimulationSpec:
+def world(num_slots: int = 3, **changes: object) -> SimulationSpec:
     """A small world: one good, one bad, one inert blueprint and a parasite, three slots, ten epochs."""
-    blueprints = (
-        SimulatedBlueprint(name="good", gain_pp=(10.0, 6.0, 3.0), dependence_pp=4.0),
-        SimulatedBlueprint(name="bad", gain_pp=(-6.0, -6.0, -6.0), dependence_pp=2.0),
-        SimulatedBlueprint(name="inert", gain_pp=(0.0, 0.0, 0.0)),
-        SimulatedBlueprint(name="parasite", gain_pp=(-0.5, -0.5, -0.5), dependence_pp=15.0),
+
+    def blueprint(name: str, gains: Sequence[float], dependence_pp: float) -> SimulatedBlueprint:
+        gain_pp = tuple(gains[i % len(gains)] for i in range(num_slots))
+        return SimulatedBlueprint(name=name, gain_pp=gain_pp, dependence_pp=dependence_pp)
+
+    spec = SimulationSpec(
+        blueprints=(
+            blueprint("good", (10.0, 6.0, 3.0), 4.0),
+            blueprint("bad", (-6.0,), 2.0),
+            blueprint("inert", (0.0,), 0.0),
+            blueprint("parasite", (-0.5,), 15.0),
+        ),
+        slot_ids=tuple(f"r0c{i}" for i in range(num_slots)),
+        horizon=10,
+        lifecycle=ANYTHING_GOES,
     )
-    spec = SimulationSpec(blueprints=blueprints, horizon=10, lifecycle=ANYTHING_GOES)
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 
