@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -38,7 +39,7 @@ def test_cosine_falls_from_one_to_the_final_factor(horizon: int) -> None:
     factors = [lr_factor("cosine", epoch, horizon) for epoch in range(horizon)]
     assert factors[0] == 1.0
     assert factors[-1] == pytest.approx(FINAL_LR_FACTOR)
-    assert all(later < earlier for earlier, later in zip(factors, factors[1:], strict=False))
+    assert all(later < earlier for earlier, later in itertools.pairwise(factors))
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(1, 50))

@@ -6,7 +6,7 @@ on equal keys are paired, and a resumed run needs only the episode and the epoch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,13 +42,13 @@ class SharedBatchIterator:
     """Batches of in-memory tensors for all envs of a worker.
 
     Args:
-        inputs: Rows of any type; uint8 images are scaled to 0..1 first.
+        inputs: Rows of any type; bytes become floats.
         targets: One entry per row.
         batch_size: Rows per batch.
         run_seed: Keys the order and the augmentation.
         samples_per_epoch: Rows of the permutation to use in one epoch; all if None.
-        mean: Per-channel mean to subtract, or None.
-        std: Per-channel deviation to divide by, or None.
+        mean: Per-channel mean to subtract, in units of the stored values; None to feed rows as stored.
+        std: Per-channel deviation to divide by; goes with `mean`.
         augment: Name of a row of AUGMENTATIONS, or None.
         channels_last: Memory format of image batches.
     """
@@ -61,8 +61,8 @@ class SharedBatchIterator:
         batch_size: int,
         run_seed: int,
         samples_per_epoch: int | None = None,
-        mean: Tensor | None = None,
-        std: Tensor | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         augment: str | None = None,
         channels_last: bool = False,
     ) -> None:
@@ -84,8 +84,8 @@ class SharedBatchIterator:
         self.batch_size = batch_size
         self.run_seed = run_seed
         self.samples_per_epoch = len(inputs) if samples_per_epoch is None else samples_per_epoch
-        self.mean = mean
-        self.std = std
+        self.mean = None if mean is None else torch.tensor(mean)[:, None, None]
+        self.std = None if std is None else torch.tensor(std)[:, None, None]
         self.augment = augment
         self.channels_last = channels_last
 
@@ -111,9 +111,9 @@ class SharedBatchIterator:
     def _batch(self, index: int, rows: Tensor, chance: torch.Generator | None) -> Batch:
         inputs = self.inputs.index_select(0, rows)
         if inputs.dtype == torch.uint8:
-            inputs = inputs.float().div_(255.0)
+            inputs = inputs.float()
         if self.mean is not None and self.std is not None:
-            inputs = (inputs - self.mean) / self.std
+            inputs = inputs.sub(self.mean).div_(self.std)
         if chance is not None and self.augment is not None:
             inputs = AUGMENTATIONS[self.augment](inputs, chance)
         if self.channels_last:

@@ -1,0 +1,1 @@
+"""The command line. Commands put parts together; no algorithm lives here."""
