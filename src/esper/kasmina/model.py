@@ -260,7 +260,7 @@ class MorphogeneticModel(nn.Module):
         )
         before = slot.facts()
         try:
-            seed, gate = build_seed(slot.spec, self.host.topology, blueprint, blend, rng_seed)
+            seed, gate = build_seed(slot.spec, self.host.topology, blueprint, blend, rng_seed, self.sample.device)
             self._probe(slot, seed, gate, card, blend_spec.operator)
             move = slot.plant(seed, gate, blueprint, blend_spec)
             self.adopt_group(slot_id)
@@ -367,13 +367,13 @@ class MorphogeneticModel(nn.Module):
 
 
 def build_seed(
-    spec: SlotSpec, topology: str, blueprint: str, blend: str, rng_seed: int
+    spec: SlotSpec, topology: str, blueprint: str, blend: str, rng_seed: int, device: torch.device
 ) -> tuple[Residual, GateNetwork | None]:
-    """Makes the module of a seed, and its gate where the blend asks for one."""
+    """Makes the module of a seed, and its gate where the blend asks for one. Weights are drawn on the CPU."""
     generator = generator_for(rng_seed)
-    seed = get_blueprint(blueprint).build(spec.channels, generator)
+    seed = get_blueprint(blueprint).build(spec.channels, generator).to(device)
     gated = get_blend(blend).operator == "gate"
-    return seed, GateNetwork(spec.channels, topology, generator) if gated else None
+    return seed, GateNetwork(spec.channels, topology, generator).to(device) if gated else None
 
 
 def _fork(

@@ -91,8 +91,8 @@ class TolariaGovernor:
         self.recovery_left = 0
         self._memory = _fresh(math.inf)
 
-    def begin(self, val_loss: float) -> None:
-        """Starts an episode with the loss of the untrained host.
+    def begin(self, val_loss: float) -> Verdict:
+        """Starts an episode with the loss of the untrained host, which is healthy.
 
         Raises:
             ValueError: The loss is not finite: no training has happened, so the task itself is broken.
@@ -105,6 +105,7 @@ class TolariaGovernor:
         self.num_rollbacks = 0
         self.recovery_left = 0
         self._memory = _fresh(val_loss)
+        return self._verdict(GovernorState.HEALTHY, None, val_loss, None, None)
 
     def check(
         self, *, epoch: int, train_loss: float, val_loss: float, val_accuracy_share: float, param_norm: float

@@ -103,7 +103,7 @@ class EnvSeat:
 
 def make_seat(device: torch.device, amp: str) -> EnvSeat:
     """A seat on a device, with a stream of its own where the device has streams."""
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     return EnvSeat(device, stream=stream, dtype=amp_dtype(amp, device))
 
 
@@ -129,9 +129,9 @@ class CUDATimer:
 
     def __enter__(self) -> CUDATimer:
         if self.uses_events:
-            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            pair[0].record()
-            self._pairs.append(pair)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            self._pairs.append((start, end))
         else:
             self._started = time.perf_counter()
         return self
@@ -146,7 +146,7 @@ class CUDATimer:
 
     def take_ms(self) -> float:
         """Milliseconds since the last call, and starts anew."""
-        total = self._total_ms + sum(start.elapsed_time(end) for start, end in self._pairs)
+        total = self._total_ms + sum(float(start.elapsed_time(end)) for start, end in self._pairs)
         self._total_ms = 0.0
         self._pairs.clear()
         return total
