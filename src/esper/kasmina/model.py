@@ -20,6 +20,7 @@ from esper.leyline import (
     Cause,
     GateResult,
     GerminationError,
+    HostLayout,
     IllegalOperation,
     LifecycleConfig,
     SeedEvidence,
@@ -71,6 +72,7 @@ class MorphogeneticModel(nn.Module):
         lifecycle: Limits of growth.
         slots: The slots to offer; all of the host's if None.
         blueprints: The blueprints to offer; all of the host's topology if None.
+        layout: What was measured before on a model of the same host, slots and blueprints; None measures it now.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class MorphogeneticModel(nn.Module):
         *,
         slots: Sequence[str] | None = None,
         blueprints: Sequence[str] | None = None,
+        layout: HostLayout | None = None,
     ) -> None:
         super().__init__()
         if sample.shape[0] < 2:
@@ -91,12 +94,13 @@ class MorphogeneticModel(nn.Module):
         self.offered = tuple(blueprints_for(host.topology) if blueprints is None else blueprints)
         for key in self.offered:
             get_blueprint(key)
-        specs = slot_specs(host, self.sample, host.slots if slots is None else slots)
+        names = host.slots if slots is None else slots
+        specs = slot_specs(host, self.sample, names) if layout is None else layout.slots
         self.slots = nn.ModuleDict({spec.slot_id: SeedSlot(spec, host.topology, lifecycle) for spec in specs})
         self._slot_after: list[SeedSlot | None] = [None] * len(host.segments)
         for spec in specs:
             self._slot_after[spec.segment_idx] = self.slot(spec.slot_id)
-        self.layout = host_layout(host, self.sample, specs, self.offered)
+        self.layout = host_layout(host, self.sample, specs, self.offered) if layout is None else layout
         self.topology_version = 0
         self.train_loss: float | None = None
         self.val_loss: float | None = None

@@ -151,7 +151,7 @@ class VectorizedEngine(Generic[EnvT]):
             given = [spec.env_id for spec in specs]
             raise ValueError(f"expected one spec for each of the envs {sorted(self.envs)}, got specs for {given}")
         with one_thread():
-            outcomes = {env_id: _sat_out(by_env[env_id]) for env_id, env in self.envs.items() if env.terminal}
+            outcomes = {env_id: not_applied(by_env[env_id]) for env_id, env in self.envs.items() if env.terminal}
             envs = [env for env in self.envs.values() if not env.terminal]
             for env in envs:
                 env.epoch = 0 if env.epoch is None else env.epoch + 1
@@ -264,7 +264,8 @@ def _by_key(envs: Sequence[EnvT]) -> dict[tuple[int, int, int | None], list[EnvT
     return groups
 
 
-def _sat_out(spec: ActionSpec) -> ActionOutcome:
+def not_applied(spec: ActionSpec) -> ActionOutcome:
+    """The outcome of a spec for an env whose episode is over."""
     return ActionOutcome(
         env_id=spec.env_id,
         op=spec.op,

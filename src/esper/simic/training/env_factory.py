@@ -19,6 +19,7 @@ from esper.leyline import (
     EnvSnapshot,
     EpisodeSeed,
     EpochReport,
+    HostLayout,
     SlotTransition,
     TelemetryEventType,
     derive_seed,
@@ -45,6 +46,8 @@ class WorkerSpec:
     """All that a worker is built from. Plain data: it travels to other processes."""
 
     task: TaskSpec
+    layout: HostLayout
+    """Measured once for the run, because measuring is slow to start."""
     rows: Mapping[str, StoredTensor]
     """Training and validation rows. Test rows never reach a worker."""
     mean: tuple[float, ...] | None
@@ -82,6 +85,7 @@ def make_worker_spec(
     }
     return WorkerSpec(
         task=task,
+        layout=task_layout(task, data),
         rows=store(tensors, scratch),
         mean=data.mean,
         std=data.std,
@@ -96,16 +100,16 @@ def build_worker(spec: WorkerSpec, beat: Beat) -> VectorizedEngine[ParallelEnvSt
     train, val = make_batches(spec)
     recipe = EnvRecipe(
         task=spec.task,
+        layout=spec.layout,
         sample=next(train.in_order(limit=2)).inputs,
         labels=label_facts(val.targets),
         rollback_ends_episode=spec.rollback_ends_episode,
     )
-    example = build_model(recipe, rng_seed=0, device=torch.device("cpu"))
     return VectorizedEngine(
         env_ops(recipe),
         train,
         val,
-        layout=example.layout,
+        layout=spec.layout,
         lifecycle=spec.task.lifecycle,
         devices=parse_devices(spec.devices),
         amp=spec.amp,
@@ -142,6 +146,15 @@ def make_batches(spec: WorkerSpec) -> tuple[SharedBatchIterator, SharedBatchIter
     return train, val
 
 
+def task_layout(task: TaskSpec, data: Dataset) -> HostLayout:
+    """What controllers may know of the task's host: slots, blueprints and what each would cost there."""
+    host = build_host(task.host, generator_for(0))
+    sample = data.train.inputs[:2]
+    sample = sample.float() if sample.dtype is torch.uint8 else sample
+    model = MorphogeneticModel(host, sample, task.lifecycle, slots=task.slots, blueprints=task.blueprints)
+    return model.layout
+
+
 def label_facts(targets: Tensor) -> LabelFacts:
     """What guessing from the label frequencies would score."""
     counts = torch.bincount(targets.flatten()).double()
@@ -159,8 +172,14 @@ def build_model(recipe: EnvRecipe, rng_seed: int, device: torch.device) -> Morph
     host = build_host(task.host, generator_for(rng_seed)).to(device)
     if task.channels_last:
         host = host.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    sample = recipe.sample.to(device)
-    return MorphogeneticModel(host, sample, task.lifecycle, slots=task.slots, blueprints=task.blueprints)
+    return MorphogeneticModel(
+        host,
+        recipe.sample.to(device),
+        task.lifecycle,
+        slots=task.slots,
+        blueprints=task.blueprints,
+        layout=recipe.layout,
+    )
 
 
 def create_env_state(recipe: EnvRecipe, seed: EpisodeSeed, seat: EnvSeat) -> ParallelEnvState:

@@ -20,6 +20,7 @@ from esper.kasmina.persist import decode_facts, encode_facts
 from esper.leyline import (
     EnvSnapshot,
     GovernorState,
+    HostLayout,
     RollbackReason,
     SlotTransition,
     TelemetryEvent,
@@ -54,6 +55,7 @@ class EnvRecipe:
     """What all envs of a worker share."""
 
     task: TaskSpec
+    layout: HostLayout
     sample: Tensor
     """Two rows as hosts are fed them."""
     labels: LabelFacts
