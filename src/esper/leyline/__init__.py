@@ -67,12 +67,14 @@ from esper.leyline.rng import derive_seed
 from esper.leyline.slots import MIXING, BlueprintCard, HostLayout, SlotConfig, SlotSpec, check_slot_id
 from esper.leyline.stages import TRANSITIONS, Cause, Gate, SeedStage, SlotTransition, Transition
 from esper.leyline.telemetry import (
+    GovernorStateChanged,
     SeedEnded,
     SeedGerminated,
     SeedStageChanged,
     Severity,
     TelemetryEvent,
     TelemetryEventType,
+    WorkerStateChanged,
     transition_event,
 )
 
@@ -112,6 +114,7 @@ __all__ = [
     "GateResult",
     "GerminationError",
     "GovernorState",
+    "GovernorStateChanged",
     "GradientEvidence",
     "Head",
     "HostLayout",
@@ -139,6 +142,7 @@ __all__ = [
     "TrainingSignals",
     "Transition",
     "Worker",
+    "WorkerStateChanged",
     "check_slot_id",
     "coalition_mask",
     "coalitions_to_measure",
