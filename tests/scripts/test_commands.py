@@ -34,7 +34,9 @@ def test_grow_tells_what_grew_and_leaves_networks_that_load(tmp_path: Path) -> N
     assert [row["run"] for row in rows] == ["alone"] * 12 + ["grown"] * 12
 
 
-def test_evaluate_goes_on_where_it_stopped_and_refuses_to_mix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_goes_on_where_it_stopped_and_refuses_to_mix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "results"
     main(["evaluate", "--task", "digits_limited", "--seeds", "1", "--out", str(out)])
     first = (out / "results.csv").read_text()

@@ -10,7 +10,9 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,8 @@ import tyro
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from esper.leyline import record
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +48,18 @@ BLUEPRINTS = {"mlp": "mlp.mlp", "cnn": "cnn.conv"}
 MAX_SEEDS = 3
 
 
+@record
+class CoalitionCost:
+    """Times of one host with so many seeds, in units of one full pass."""
+
+    host: str
+    seeds: int
+    one_pass_ms: float
+    shared_passes: float
+    separate_passes: float
+    formula_passes: float
+
+
 def bench_coalitions_command(
     repeats: Annotated[int, tyro.conf.arg(help="Timed rounds; medians are reported.")] = 60,
     out: Annotated[Path | None, tyro.conf.arg(help="Write the figures as JSON to this file.")] = None,
@@ -61,23 +77,28 @@ def bench_coalitions_command(
     rows = []
     for name, kind, kwargs, shape, num_seeds in track(cases, "timing", console=console, transient=True):
         model, x = _grown(kind, kwargs, shape, num_seeds)
-        rows.append({"host": name, "seeds": num_seeds, **_measure(model, x, repeats)})
+        rows.append(_measure(name, num_seeds, model, x, repeats))
     table = Table(title=f"cost of 2^n coalitions, median of {repeats} rounds, one thread", title_justify="left")
     for column in ("host", "seeds", "one pass ms", "passes", "separate", "formula", "off"):
         table.add_column(column, justify="left" if column == "host" else "right")
     for row in rows:
         table.add_row(
-            row["host"],
-            str(row["seeds"]),
-            f"{row['one_pass_ms']:.2f}",
-            f"{row['shared_passes']:.2f}",
-            f"{row['separate_passes']:.2f}",
-            f"{row['formula_passes']:.2f}",
-            f"{100 * (row['shared_passes'] / row['formula_passes'] - 1):+.0f} %",
+            row.host,
+            str(row.seeds),
+            f"{row.one_pass_ms:.2f}",
+            f"{row.shared_passes:.2f}",
+            f"{row.separate_passes:.2f}",
+            f"{row.formula_passes:.2f}",
+            f"{100 * (row.shared_passes / row.formula_passes - 1):+.0f} %",
         )
     console.print(table)
     if out is not None:
-        out.write_text(json.dumps({"torch": torch.__version__, "repeats": repeats, "rows": rows}, indent=1) + "\n")
+        out.write_text(
+            json.dumps(
+                {"torch": torch.__version__, "repeats": repeats, "rows": [asdict(row) for row in rows]}, indent=1
+            )
+            + "\n"
+        )
 
 
 def _grown(kind: str, kwargs: dict[str, Any], shape: tuple[int, ...], seeds: int) -> tuple[MorphogeneticModel, Tensor]:
@@ -94,21 +115,21 @@ def _grown(kind: str, kwargs: dict[str, Any], shape: tuple[int, ...], seeds: int
     model = MorphogeneticModel(build_host(HostSpec(kind=kind, kwargs=kwargs), generator), x)
     for slot in model.all_slots()[:seeds]:
         blueprint = BLUEPRINTS[kind]
-        seed, gate = build_seed(slot.spec, kind, blueprint, "linear_fast", rng_seed=1)
+        seed, gate = build_seed(slot.spec, kind, blueprint, "linear_fast", rng_seed=1, device=x.device)
         torch.nn.init.normal_(seed.gamma, generator=generator)
         slot.plant(seed, gate, blueprint, get_blend("linear_fast"))
         slot.stage, slot.alpha = SeedStage.HOLDING, 1.0
     return model.eval(), x
 
 
-def _measure(model: MorphogeneticModel, x: Tensor, repeats: int) -> dict[str, float]:
+def _measure(host: str, num_seeds: int, model: MorphogeneticModel, x: Tensor, repeats: int) -> CoalitionCost:
     seeded = [slot.spec.slot_id for slot in model.all_slots() if slot.stage.is_blended]
     coalitions = [frozenset(c) for size in range(len(seeded) + 1) for c in itertools.combinations(seeded, size)]
     full = frozenset(seeded)
     segments, seeds = _parts(model, x)
     calls: dict[str, Callable[[], object]] = {
-        "one": lambda: model.forward_coalitions(x, [full]),
-        "shared": lambda: model.forward_coalitions(x, coalitions),
+        "one": partial(model.forward_coalitions, x, [full]),
+        "shared": partial(model.forward_coalitions, x, coalitions),
         "separate": lambda: [model.forward_coalitions(x, [coalition]) for coalition in coalitions],
     }
     calls.update({f"segment {index}": call for index, call in enumerate(segments)})
@@ -121,12 +142,14 @@ def _measure(model: MorphogeneticModel, x: Tensor, repeats: int) -> dict[str, fl
         if index in seeds:
             predicted += 2**seen * cost[f"seed {index}"]
             seen += 1
-    return {
-        "one_pass_ms": 1000 * cost["one"],
-        "shared_passes": cost["shared"] / cost["one"],
-        "separate_passes": cost["separate"] / cost["one"],
-        "formula_passes": predicted / cost["one"],
-    }
+    return CoalitionCost(
+        host=host,
+        seeds=num_seeds,
+        one_pass_ms=1000 * cost["one"],
+        shared_passes=cost["shared"] / cost["one"],
+        separate_passes=cost["separate"] / cost["one"],
+        formula_passes=predicted / cost["one"],
+    )
 
 
 def _parts(model: MorphogeneticModel, x: Tensor) -> tuple[list[Callable[[], object]], dict[int, Callable[[], object]]]:
@@ -138,10 +161,10 @@ def _parts(model: MorphogeneticModel, x: Tensor) -> tuple[list[Callable[[], obje
     seeds: dict[int, Callable[[], object]] = {}
     with torch.inference_mode():
         for index, segment in enumerate(model.host.segments):
-            segments.append(lambda segment=segment, h=x: segment(h))
+            segments.append(partial(segment, x))
             x = segment(x)
             if index in at:
-                seeds[index] = lambda slot=at[index], h=x: slot.blended(h)
+                seeds[index] = partial(at[index].blended, x)
                 x = at[index].blended(x)
     return segments, seeds
 
@@ -157,8 +180,4 @@ def _medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
                 call()
                 if turn >= 3:  # the first rounds warm caches up
                     times[name].append(time.perf_counter() - start)
-    return {name: _median(values) for name, values in times.items()}
-
-
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values)
+    return {name: statistics.median(values) for name, values in times.items()}
