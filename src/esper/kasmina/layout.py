@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import BLUEPRINTS
@@ -43,7 +44,8 @@ def slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotS
 def host_layout(host: Host, sample: Tensor, specs: tuple[SlotSpec, ...], offered: Sequence[str]) -> HostLayout:
     """What controllers may know of a host: its size, its slots, and a card for every blueprint in every slot."""
     counter = FlopCounterMode(display=False)
-    with evaluating(host), counter:
+    # The counter misses fused attention on some devices; the plain kind it counts everywhere.
+    with evaluating(host), sdpa_kernel(SDPBackend.MATH), counter:
         host(sample)
     host_macs = counter.get_total_flops() // (2 * sample.shape[0])
     host_params = sum(p.numel() for p in host.parameters())

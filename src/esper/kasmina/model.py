@@ -20,6 +20,7 @@ from esper.leyline import (
     Cause,
     GateResult,
     GerminationError,
+    HostLayout,
     IllegalOperation,
     LifecycleConfig,
     SeedEvidence,
@@ -71,6 +72,7 @@ class MorphogeneticModel(nn.Module):
         lifecycle: Limits of growth.
         slots: The slots to offer; all of the host's if None.
         blueprints: The blueprints to offer; all of the host's topology if None.
+        layout: What was measured before on a model of the same host, slots and blueprints; None measures it now.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class MorphogeneticModel(nn.Module):
         *,
         slots: Sequence[str] | None = None,
         blueprints: Sequence[str] | None = None,
+        layout: HostLayout | None = None,
     ) -> None:
         super().__init__()
         if sample.shape[0] < 2:
@@ -91,12 +94,13 @@ class MorphogeneticModel(nn.Module):
         self.offered = tuple(blueprints_for(host.topology) if blueprints is None else blueprints)
         for key in self.offered:
             get_blueprint(key)
-        specs = slot_specs(host, self.sample, host.slots if slots is None else slots)
+        names = host.slots if slots is None else slots
+        specs = slot_specs(host, self.sample, names) if layout is None else layout.slots
         self.slots = nn.ModuleDict({spec.slot_id: SeedSlot(spec, host.topology, lifecycle) for spec in specs})
         self._slot_after: list[SeedSlot | None] = [None] * len(host.segments)
         for spec in specs:
             self._slot_after[spec.segment_idx] = self.slot(spec.slot_id)
-        self.layout = host_layout(host, self.sample, specs, self.offered)
+        self.layout = host_layout(host, self.sample, specs, self.offered) if layout is None else layout
         self.topology_version = 0
         self.train_loss: float | None = None
         self.val_loss: float | None = None
@@ -260,7 +264,7 @@ class MorphogeneticModel(nn.Module):
         )
         before = slot.facts()
         try:
-            seed, gate = build_seed(slot.spec, self.host.topology, blueprint, blend, rng_seed)
+            seed, gate = build_seed(slot.spec, self.host.topology, blueprint, blend, rng_seed, self.sample.device)
             self._probe(slot, seed, gate, card, blend_spec.operator)
             move = slot.plant(seed, gate, blueprint, blend_spec)
             self.adopt_group(slot_id)
@@ -367,13 +371,13 @@ class MorphogeneticModel(nn.Module):
 
 
 def build_seed(
-    spec: SlotSpec, topology: str, blueprint: str, blend: str, rng_seed: int
+    spec: SlotSpec, topology: str, blueprint: str, blend: str, rng_seed: int, device: torch.device
 ) -> tuple[Residual, GateNetwork | None]:
-    """Makes the module of a seed, and its gate where the blend asks for one."""
+    """Makes the module of a seed, and its gate where the blend asks for one. Weights are drawn on the CPU."""
     generator = generator_for(rng_seed)
-    seed = get_blueprint(blueprint).build(spec.channels, generator)
+    seed = get_blueprint(blueprint).build(spec.channels, generator).to(device)
     gated = get_blend(blend).operator == "gate"
-    return seed, GateNetwork(spec.channels, topology, generator) if gated else None
+    return seed, GateNetwork(spec.channels, topology, generator).to(device) if gated else None
 
 
 def _fork(

@@ -30,7 +30,7 @@ class SeedMeter:
         self.rho = rho
         self.eta_decay = eta_decay
         self.eta: Tensor | None = None
-        self.loss_scale: float = 1.0
+        self.loss_scale: float | Tensor = 1.0
         self._losses: list[Tensor] = []
         self._ratios: list[Tensor] = []
 

@@ -6,6 +6,7 @@ The features keep weight 1 at every alpha, so the layers before the slot keep th
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.layers import linear
@@ -34,7 +35,7 @@ class GateNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         features = x.mean(dim=(2, 3)) if self.over_space else x
-        opening = torch.sigmoid(self.outer(torch.relu(self.inner(features))))
+        opening = torch.sigmoid(self.outer(F.gelu(self.inner(features))))
         return opening[:, :, None, None] if self.over_space else opening
 
 

@@ -107,7 +107,7 @@ def restore(model: MorphogeneticModel, state: ModelState, optimizer: NamedState 
         seed, gate = None, None
         if SeedStage[recorded["stage"]].has_seed:
             seed, gate = build_seed(
-                slot.spec, model.host.topology, recorded["blueprint"], recorded["blend"], rng_seed=0
+                slot.spec, model.host.topology, recorded["blueprint"], recorded["blend"], 0, model.sample.device
             )
         slot.set_facts(recorded, seed, gate)
     _load_weights(model, state)

@@ -14,6 +14,19 @@ from esper.leyline.actions import (
     get_blend,
     heads_used_by,
 )
+from esper.leyline.coalitions import (
+    MAX_EXACT_PLAYERS,
+    coalition_mask,
+    coalitions_to_measure,
+    committed,
+    contribution,
+    full_coalition,
+    interaction,
+    interaction_sum,
+    shapley,
+    solo,
+    total_gain,
+)
 from esper.leyline.errors import DataDamaged, DataNotFound, GerminationError, IllegalOperation, ModelFileError
 from esper.leyline.gates import (
     DEFAULT_LIFECYCLE,
@@ -54,12 +67,14 @@ from esper.leyline.rng import derive_seed
 from esper.leyline.slots import MIXING, BlueprintCard, HostLayout, SlotConfig, SlotSpec, check_slot_id
 from esper.leyline.stages import TRANSITIONS, Cause, Gate, SeedStage, SlotTransition, Transition
 from esper.leyline.telemetry import (
+    GovernorStateChanged,
     SeedEnded,
     SeedGerminated,
     SeedStageChanged,
     Severity,
     TelemetryEvent,
     TelemetryEventType,
+    WorkerStateChanged,
     transition_event,
 )
 
@@ -70,6 +85,7 @@ __all__ = [
     "FINAL_LR_FACTOR",
     "HEADS",
     "HEAD_NAMES",
+    "MAX_EXACT_PLAYERS",
     "MIXING",
     "OPERATORS",
     "OPS",
@@ -98,6 +114,7 @@ __all__ = [
     "GateResult",
     "GerminationError",
     "GovernorState",
+    "GovernorStateChanged",
     "GradientEvidence",
     "Head",
     "HostLayout",
@@ -125,8 +142,14 @@ __all__ = [
     "TrainingSignals",
     "Transition",
     "Worker",
+    "WorkerStateChanged",
     "check_slot_id",
+    "coalition_mask",
+    "coalitions_to_measure",
+    "committed",
+    "contribution",
     "derive_seed",
+    "full_coalition",
     "gate_blend",
     "gate_fossilize",
     "gate_germinate",
@@ -135,8 +158,13 @@ __all__ = [
     "gate_train",
     "get_blend",
     "heads_used_by",
+    "interaction",
+    "interaction_sum",
     "lr_factor",
     "record",
+    "shapley",
+    "solo",
+    "total_gain",
     "transition_event",
     "wait",
 ]

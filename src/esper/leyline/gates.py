@@ -199,6 +199,7 @@ def gate_blend(evidence: SeedEvidence, config: LifecycleConfig) -> GateResult:
         Gate.BLEND,
         _stage(evidence, SeedStage.TRAINING),
         _least("epochs_in_stage", evidence.epochs_in_stage, config.min_training),
+        _finite("train_loss", loss),
         _least("predicted_gain", evidence.predicted_gain, None if loss is None else -config.harm_tolerance * loss),
         _most("residual_ratio", evidence.residual_ratio, config.max_residual_ratio),
         _true("gradients_finite", evidence.gradients_finite),

@@ -211,8 +211,9 @@ class ActionExecutionResult:
     post_action_signals: tuple[TrainingSignals, ...]
     post_action_slot_reports: tuple[tuple[SlotReport, ...], ...]
     post_action_masks: tuple[ActionMasks, ...]
-    truncated_bootstrap_targets: Mapping[int, float]
-    """env id -> V(s') for rows that were cut off by a lost worker; empty otherwise."""
+    truncated_bootstrap_targets: Mapping[int, float | None]
+    """env id -> V(s') for envs whose episode was cut off by a lost worker; empty otherwise. The loop knows no critic
+    and puts None: a controller that has one bootstraps with its own value of the last complete state."""
 
 
 @record

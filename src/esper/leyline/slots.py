@@ -6,7 +6,7 @@ import re
 
 from esper.leyline.record import record
 
-SLOT_ID = re.compile(r"r(0|[1-9]\d*)c(0|[1-9]\d*)")
+SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 MIXING: tuple[str, ...] = ("none", "local", "global")
 
 

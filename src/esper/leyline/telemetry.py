@@ -97,6 +97,43 @@ class SeedEnded:
     initiator: Cause
 
 
+@record
+class GovernorStateChanged:
+    """The governor changed its mind about a host, or set it back."""
+
+    from_state: str
+    to_state: str
+    """A GovernorState value."""
+    reason: str | None
+    """A RollbackReason value; None on the way back to healthy."""
+    value: float
+    """The validation loss that was judged. After a rollback this event is the only place that has it."""
+    limit: float | None
+    median: float | None
+    spread: float | None
+    num_consecutive: int
+    first_epoch: int | None
+    """Where the trouble began: the first suspect epoch of the streak."""
+    restored_epoch: int | None
+    """Epoch whose end the host was set back to; None if it was not set back or went back to the untrained host."""
+    rolled_back: bool
+
+
+@record
+class WorkerStateChanged:
+    """A worker was lost, came back by replay, or was given up for the round."""
+
+    worker_id: int
+    kind: str
+    state: str
+    """"lost", "recovered" or "abandoned"."""
+    env_ids: tuple[int, ...]
+    exit_code: int | None
+    error: str
+    num_epochs_replayed: int
+    downtime_ms: float
+
+
 def transition_event(
     move: SlotTransition, *, episode: int | None, env: int | None, epoch: int | None
 ) -> TelemetryEvent:

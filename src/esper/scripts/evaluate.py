@@ -6,6 +6,7 @@ The only code that opens the test split.
 from __future__ import annotations
 
 import csv
+import hashlib
 import statistics
 import sys
 import time
@@ -18,11 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from esper import __version__
 from esper.leyline import record
 
 if TYPE_CHECKING:
     from esper.runtime.datasets import Dataset
     from esper.runtime.tasks import TaskSpec
+    from esper.scripts.host_run import PlannedOp
 
 ARMS = ("wait_only", "schedule")
 # Run seeds of evaluations start here; training and tuning of controllers use lower ones.
@@ -33,6 +36,8 @@ FIRST_SEED = 20_000
 class ArmResult:
     """One run of one arm: the committed network after the last epoch, on the test split."""
 
+    setup: str
+    """Short hash of task, data, schedule and version: rows of different setups are never mixed."""
     arm: str
     run_seed: int
     test_accuracy_pct: float
@@ -69,15 +74,16 @@ def evaluate_command(
     folder = Path("runs") / f"evaluate-{spec.name}" if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     console = Console()
+    setup = _setup(spec, data, blueprint)
     wanted = [(arm, FIRST_SEED + number) for number in range(seeds) for arm in ARMS]
-    results = _read(folder / "results.csv")
+    results = _read(folder / "results.csv", setup)
     columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(spec.name, total=len(wanted))
         for arm, run_seed in wanted:
             progress.update(bar, description=f"{arm} {run_seed}")
             if (arm, run_seed) not in results:
-                result = _run(spec, data, arm, run_seed, blueprint)
+                result = _run(spec, data, arm, run_seed, blueprint, setup)
                 _append(folder / "results.csv", result)
                 results[arm, run_seed] = result
                 if not console.is_terminal:
@@ -90,18 +96,24 @@ def evaluate_command(
     console.print(f"Saved in {folder}: results.csv (one row per run), report.md")
 
 
-def _run(spec: TaskSpec, data: Dataset, arm: str, run_seed: int, blueprint: str | None) -> ArmResult:
+def _setup(spec: TaskSpec, data: Dataset, blueprint: str | None) -> str:
+    facts = f"{spec} {data.sha256} {blueprint} {__version__}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:12]
+
+
+def _run(spec: TaskSpec, data: Dataset, arm: str, run_seed: int, blueprint: str | None, setup: str) -> ArmResult:
     from esper.leyline import SeedStage
     from esper.scripts.host_run import build_model, default_schedule, fossils, run_host, validate
 
     start = time.process_time()
-    plan = ()
+    plan: tuple[PlannedOp, ...] = ()
     if arm == "schedule":
         plan = default_schedule(build_model(spec, data, run_seed).layout, spec.horizon, blueprint)
     run = run_host(spec, data, plan, run_seed)
     committed = fossils(run.model)
     ((loss, accuracy),) = validate(spec, data, run.model, data.open_test(), [committed]).values()
     return ArmResult(
+        setup=setup,
         arm=arm,
         run_seed=run_seed,
         test_accuracy_pct=accuracy,
@@ -112,7 +124,7 @@ def _run(spec: TaskSpec, data: Dataset, arm: str, run_seed: int, blueprint: str 
     )
 
 
-def _read(path: Path) -> dict[tuple[str, int], ArmResult]:
+def _read(path: Path, setup: str) -> dict[tuple[str, int], ArmResult]:
     if not path.exists():
         return {}
     with path.open(newline="") as file:
@@ -120,6 +132,8 @@ def _read(path: Path) -> dict[tuple[str, int], ArmResult]:
     fields: Mapping[str, str] = ArmResult.__annotations__
     convert = {"str": str, "int": int, "float": float}
     found = [ArmResult(**{name: convert[kind](row[name]) for name, kind in fields.items()}) for row in rows]
+    if any(result.setup != setup for result in found):
+        raise ValueError(f"{path} holds results of another task, schedule or version; choose another --out")
     return {(result.arm, result.run_seed): result for result in found}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,17 +49,18 @@ def grow_command(
     from esper.kasmina import export_model, save_model
     from esper.runtime.tasks import get_task_spec, load_task_data, override
     from esper.scripts.host_run import build_model, default_schedule, run_host
+    from esper.scripts.plots import plot_growth
 
     torch.set_num_threads(1)
     spec = get_task_spec(task)
     if epochs is not None:
         spec = override(spec, horizon=epochs)
     if budget is not None:
-        spec = override(spec, param_budget=budget)
+        spec = override(spec, lifecycle=replace(spec.lifecycle, param_budget=budget))
     folder = Path("runs") / f"grow-{spec.name}" if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
     data = load_task_data(spec, data_dir)
     plan = default_schedule(build_model(spec, data, seed).layout, spec.horizon, blueprint)
+    folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     console.print(f"[bold]{spec.name}[/bold]: {spec.description}")
     console.print(f"{data.description}; {len(data.train):,} to train on, {len(data.val):,} to validate on")
@@ -72,13 +74,13 @@ def grow_command(
     save_model(grown.model, folder / "model.safetensors", optimizer=grown.optimizer, extra={"task": spec.name})
     export_model(grown.model, folder / "network.pt2")
     _write_history(folder / "history.csv", alone, grown)
-    plotted = _plot(folder / "curves.png", spec, alone, grown)
+    plotted = plot_growth(folder / "growth.png", spec, alone, grown)
     for planned in grown.undone:
         op = planned.spec
         console.print(f"[yellow]never became legal:[/yellow] {op.op.name} {op.slot} planned for epoch {planned.epoch}")
     console.print(
         f"Saved in {folder}: network.pt2 (loads with torch alone), model.safetensors (can go on growing), history.csv"
-        + (", curves.png" if plotted else "; no plot: pip install 'esper[plots]'")
+        + (", growth.png" if plotted else "; no plot: pip install 'esper[plots]'")
     )
 
 
@@ -180,33 +182,3 @@ def _write_history(path: Path, alone: HostRun, grown: HostRun) -> None:
         writer.writerow(["run", *names])
         for label, run in (("alone", alone), ("grown", grown)):
             writer.writerows([label, *(getattr(row, name) for name in names)] for row in run.history)
-
-
-def _plot(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> bool:
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        return False
-    accuracy = spec.metric == "accuracy"
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for label, run, color in (("left alone", alone, "#0072B2"), ("grown", grown, "#D55E00")):
-        values = [row.val_accuracy_pct if accuracy else row.val_loss for row in run.history]
-        params = run.model.param_counts().committed
-        axes.plot(range(1, len(values) + 1), values, color=color, label=f"{label} ({params:,} parameters)")
-    low, high = axes.get_ylim()
-    names = {SeedStage.GERMINATED: "planted", SeedStage.BLENDING: "blends", SeedStage.FOSSILIZED: "kept"}
-    for epoch, move in grown.moves:
-        if move.target in names:
-            axes.axvline(epoch + 1, color="#999999", linewidth=0.8, linestyle=":")
-            axes.text(
-                epoch + 1, low + 0.02 * (high - low), f" {move.slot_id} {names[move.target]}", rotation=90, fontsize=7
-            )
-    axes.set(
-        xlabel="epoch",
-        ylabel="validation accuracy (%)" if accuracy else "validation loss (nats)",
-        title=f"{spec.name}: the same host, left alone and grown",
-    )
-    axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return True

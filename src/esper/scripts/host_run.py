@@ -113,7 +113,7 @@ def _planned(
 def build_model(task: TaskSpec, data: Dataset, run_seed: int) -> MorphogeneticModel:
     """The task's untrained host with all slots empty."""
     host = build_host(task.host, generator_for(derive_seed(run_seed, ENV, EPISODE, None, "init")))
-    sample = next(_batches(task, data, data.train, run_seed).in_order()).inputs[:2]
+    sample = next(_rows_in_order(task, data, data.train)).inputs
     return MorphogeneticModel(host, sample, task.lifecycle, slots=task.slots, blueprints=task.blueprints)
 
 
@@ -136,7 +136,17 @@ def run_host(
     model = build_model(task, data, run_seed)
     optimizer = GrowingOptimizer(task.optimizer, model.parameter_groups(), task.lifecycle.clip_norm)
     model.bind(optimizer)
-    train = _batches(task, data, data.train, run_seed)
+    train = SharedBatchIterator(
+        data.train.inputs,
+        data.train.targets,
+        batch_size=task.batch_size,
+        run_seed=run_seed,
+        samples_per_epoch=None if task.samples_per_epoch is None else min(task.samples_per_epoch, len(data.train)),
+        mean=data.mean,
+        std=data.std,
+        augment=task.augment,
+        channels_last=task.channels_last,
+    )
     waiting = list(plan)
     history: list[EpochRow] = []
     moves: list[tuple[int, SlotTransition]] = []
@@ -150,7 +160,7 @@ def run_host(
         happened += begin_epoch(model)
         optimizer.set_lr_factor(lr_factor(task.optimizer.schedule, epoch, task.horizon))
         train_loss = _train(model, optimizer, train.epoch(EPISODE, epoch))
-        table = validate(task, data, model, data.val, coalitions(model), limit=task.val_samples)
+        table = validate(task, data, model, data.val, coalitions(model))
         full, committed = table[_blended(model)], table[fossils(model)]
         happened += end_epoch(
             model,
@@ -184,7 +194,7 @@ def _train(model: MorphogeneticModel, optimizer: GrowingOptimizer, batches: Iter
         optimizer.zero_grad()
         loss = _loss(model(batch.inputs), batch.targets)
         penalty = model.penalty()
-        (loss if penalty is None else loss + penalty).backward()
+        torch.autograd.backward(loss if penalty is None else loss + penalty)
         optimizer.step()
         total += loss.detach()
         count += 1
@@ -201,13 +211,12 @@ def validate(
     model: MorphogeneticModel,
     split: Split,
     wanted: Sequence[frozenset[str]],
-    limit: int | None = None,
 ) -> dict[frozenset[str], tuple[float, float]]:
     """(loss, accuracy in percent) of each coalition over every row, weighted by rows."""
     model.eval()
     sums = torch.zeros(len(wanted), 2, dtype=torch.float64)
     rows = 0
-    for batch in _batches(task, data, split, run_seed=0).in_order(limit):
+    for batch in _rows_in_order(task, data, split):
         for index, logits in enumerate(model.forward_coalitions(batch.inputs, wanted)):
             sums[index, 0] += _loss(logits, batch.targets, reduction="sum").double()
             sums[index, 1] += (logits.argmax(-1) == batch.targets).sum()
@@ -218,17 +227,17 @@ def validate(
     }
 
 
-def _batches(task: TaskSpec, data: Dataset, split: Split, run_seed: int) -> SharedBatchIterator:
+def _rows_in_order(task: TaskSpec, data: Dataset, split: Split) -> Iterator[Batch]:
+    """Every row of a split once, as validation sees it."""
     return SharedBatchIterator(
         split.inputs,
         split.targets,
-        batch_size=min(task.batch_size, len(split)),
-        run_seed=run_seed,
-        samples_per_epoch=None if task.samples_per_epoch is None else min(task.samples_per_epoch, len(split)),
+        batch_size=min(task.val_chunk_rows, len(split)),
+        run_seed=0,
         mean=data.mean,
         std=data.std,
-        augment=task.augment,
-    )
+        channels_last=task.channels_last,
+    ).in_order()
 
 
 def _blended(model: MorphogeneticModel) -> frozenset[str]:

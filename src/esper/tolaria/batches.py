@@ -7,6 +7,7 @@ on equal keys are paired, and a resumed run needs only the episode and the epoch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -29,9 +30,9 @@ def crop_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> T
     rows, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, (padding,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a strided view: nothing is copied until it is indexed
-    shifts = torch.randint(0, 2 * padding + 1, (2, rows), generator=generator)
-    cropped = windows[torch.arange(rows), :, shifts[0], shifts[1]]
-    flips = torch.rand(rows, generator=generator) < 0.5
+    shifts = torch.randint(0, 2 * padding + 1, (2, rows), generator=generator).to(images.device)
+    cropped = windows[torch.arange(rows, device=images.device), :, shifts[0], shifts[1]]
+    flips = (torch.rand(rows, generator=generator) < 0.5).to(images.device)
     return torch.where(flips[:, None, None, None], cropped.flip(3), cropped)
 
 
@@ -89,6 +90,20 @@ class SharedBatchIterator:
         self.augment = augment
         self.channels_last = channels_last
 
+    def keyed(self, run_seed: int) -> SharedBatchIterator:
+        """The same rows in the order of another run."""
+        other = copy(self)
+        other.run_seed = run_seed
+        return other
+
+    def on(self, device: torch.device) -> SharedBatchIterator:
+        """The same batches with the rows resident on a device. The order is still drawn on the CPU."""
+        other = copy(self)
+        other.inputs, other.targets = self.inputs.to(device), self.targets.to(device)
+        other.mean = None if self.mean is None else self.mean.to(device)
+        other.std = None if self.std is None else self.std.to(device)
+        return other
+
     def num_batches(self) -> int:
         """Training batches in one epoch; a short last one is left out."""
         return self.samples_per_epoch // self.batch_size
@@ -96,7 +111,7 @@ class SharedBatchIterator:
     def epoch(self, episode: int, epoch: int) -> Iterator[Batch]:
         """Shuffled training batches of equal size."""
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "order"))
-        order = torch.randperm(len(self.inputs), generator=generator)
+        order = torch.randperm(len(self.inputs), generator=generator).to(self.inputs.device)
         chance = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "augment"))
         for index in range(self.num_batches()):
             rows = order[index * self.batch_size : (index + 1) * self.batch_size]
@@ -105,8 +120,9 @@ class SharedBatchIterator:
     def in_order(self, limit: int | None = None) -> Iterator[Batch]:
         """Every row (or the first `limit`) once, unshuffled and unaugmented, the short last batch included."""
         stop = len(self.inputs) if limit is None else min(limit, len(self.inputs))
+        device = self.inputs.device
         for index, start in enumerate(range(0, stop, self.batch_size)):
-            yield self._batch(index, torch.arange(start, min(start + self.batch_size, stop)), None)
+            yield self._batch(index, torch.arange(start, min(start + self.batch_size, stop), device=device), None)
 
     def _batch(self, index: int, rows: Tensor, chance: torch.Generator | None) -> Batch:
         inputs = self.inputs.index_select(0, rows)

@@ -108,14 +108,24 @@ class GrowingOptimizer:
         """Drops all gradients."""
         self._torch().zero_grad()
 
-    def step(self) -> None:
-        """Clips and updates each group. A seed whose gradient is not finite is left out and counted."""
+    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+        """Clips and updates each group. A seed whose gradient is not finite is left out and counted.
+
+        Args:
+            scaler: Scaled the loss before backward; unscales here, before clipping, and may skip the update.
+        """
+        if scaler is not None:
+            scaler.unscale_(self._torch())
         present = {name: [p.grad for p in group.values() if p.grad is not None] for name, group in self._names.items()}
         norms = iter(torch._foreach_norm([grad for grads in present.values() for grad in grads]))
         for name, grads in present.items():
             if grads:
                 self._clip(name, grads, torch.stack([next(norms) for _ in grads]))
-        self._torch().step()
+        if scaler is None:
+            self._torch().step()
+        else:
+            scaler.step(self._torch())
+            scaler.update()
 
     def _clip(self, name: str, grads: list[Tensor], norms: Tensor) -> None:
         total = torch.linalg.vector_norm(norms)
@@ -188,7 +198,7 @@ class GrowingOptimizer:
                     f"optimizer state {full_name!r} has shape {tuple(value.shape)}, "
                     f"its parameter {tuple(params[name].shape)}"
                 )
-            fresh.setdefault(params[name], {})[key] = value.clone()
+            fresh.setdefault(params[name], {})[key] = _laid_out_like(params[name], value)
         inner = self._torch()
         inner.state.clear()
         inner.state.update(fresh)
@@ -196,6 +206,13 @@ class GrowingOptimizer:
     def _torch(self) -> torch.optim.Optimizer:
         assert self._inner is not None
         return self._inner
+
+
+def _laid_out_like(param: nn.Parameter, value: Tensor) -> Tensor:
+    """A copy in the memory order of its parameter: fused kernels walk both without looking at strides."""
+    if not value.dim():
+        return value.clone()
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _build(spec: OptimSpec, entry: dict[str, Any]) -> torch.optim.Optimizer:

@@ -35,11 +35,12 @@ class Blueprint:
     """(channels, positions) -> multiply-accumulates per row."""
     fits: Callable[[SlotSpec], bool]
     control: bool
-    """True for blueprints that exist to test controllers; a task must name them to offer them."""
+    """True for seeds that change nothing and exist to test controllers; a task must name them to offer them."""
 
     def build(self, channels: int, generator: torch.Generator) -> Residual:
         """Makes the seed module."""
-        return Residual(self.body(channels, generator), channels, CHANNEL_AXIS[self.topology])
+        kind = Inert if self.control else Residual
+        return kind(self.body(channels, generator), channels, CHANNEL_AXIS[self.topology])
 
 
 class Residual(nn.Module):
@@ -57,6 +58,18 @@ class Residual(nn.Module):
         return out
 
 
+class Inert(Residual):
+    """Trains like any seed and changes nothing: the negative control, where waiting is the right answer.
+
+    Its output is exactly zero, yet its weights receive gradient, so no gate gives it away. It reads a detached
+    input, because otherwise its gradient would reach the host.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        r = super().forward(x.detach())
+        return r - r.detach()
+
+
 class NormMinusInput(nn.Module):
     """What a normalisation changes."""
 
@@ -67,22 +80,6 @@ class NormMinusInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(x) - x
         return out
-
-
-class Inert(nn.Module):
-    """Trains like any seed and changes nothing: the negative control, where waiting is the right answer.
-
-    Its output is exactly zero, yet its weights receive gradient, so no gate gives it away. It reads a detached
-    input, because otherwise its gradient would reach the host.
-    """
-
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.body(x.detach())
-        return y - y.detach()
 
 
 def always_fits(slot: SlotSpec) -> bool:

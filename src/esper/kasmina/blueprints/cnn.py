@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, Inert, NormMinusInput, always_fits
+from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, NormMinusInput, always_fits
 from esper.kasmina.layers import conv2d, group_norm, linear, norm_groups
 from esper.leyline import SlotSpec
 
@@ -27,7 +28,7 @@ class ChannelScale(nn.Module):
         self.excite = linear(width, channels, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = torch.tanh(self.excite(torch.relu(self.squeeze(x.mean(dim=(2, 3))))))
+        scale = torch.tanh(self.excite(F.gelu(self.squeeze(x.mean(dim=(2, 3))))))
         return x * scale[:, :, None, None]
 
 
@@ -71,10 +72,6 @@ def _conv(channels: int, generator: torch.Generator) -> nn.Module:
 
 def _conv_deep(channels: int, generator: torch.Generator) -> nn.Module:
     return nn.Sequential(_conv(channels, generator), _conv(channels, generator))
-
-
-def _inert(channels: int, generator: torch.Generator) -> nn.Module:
-    return Inert(_conv(channels, generator))
 
 
 def _norm_sees_enough(channels: int, positions: int) -> bool:
@@ -180,7 +177,7 @@ CNN_CONTROLS: tuple[Blueprint, ...] = (
         "inert",
         "costs parameters, changes nothing",
         "local",
-        _inert,
+        _conv,
         lambda c: 9 * c * c + 3 * c,
         lambda c, n: 9 * c * c * n,
         control=True,

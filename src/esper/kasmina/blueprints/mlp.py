@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, Inert, NormMinusInput, always_fits
+from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, NormMinusInput, always_fits
 from esper.kasmina.layers import linear
 from esper.leyline import SlotSpec
 
@@ -81,10 +81,6 @@ def _perceptron(key: str, width_of: object, description: str) -> Blueprint:
     )
 
 
-def _inert(channels: int, generator: torch.Generator) -> nn.Module:
-    return Inert(perceptron(double(channels), channels, generator))
-
-
 def _norm_fits(slot: SlotSpec) -> bool:
     return slot.channels >= MIN_VALUES_PER_NORM
 
@@ -138,7 +134,7 @@ MLP_CONTROLS: tuple[Blueprint, ...] = (
         description="costs parameters, changes nothing",
         mixing="none",
         nonlinear=True,
-        body=_inert,
+        body=partial(_perceptron_body, double),
         params=lambda c: 4 * c * c + 3 * c,
         macs=lambda c, n: 4 * c * c * n,
         fits=always_fits,

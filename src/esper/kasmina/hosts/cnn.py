@@ -50,6 +50,8 @@ class CNNHost(Host):
     ) -> None:
         if len(pool) != len(channels) or not channels:
             raise ValueError(f"pool needs one entry per block: {len(channels)} blocks, {len(pool)} entries")
+        if kernel % 2 == 0:
+            raise ValueError(f"kernel must be odd, got {kernel}: an even one cannot keep the size of the image")
         segments: list[nn.Module] = []
         slots: dict[str, int] = {}
         width = in_channels

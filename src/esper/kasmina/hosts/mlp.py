@@ -19,6 +19,8 @@ class FeatureInput(nn.Module):
         self.features = features
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() < 2:
+            raise ValueError(f"expected rows of {self.features} features, got {tuple(x.shape)}")
         rows = x.flatten(1)
         if rows.shape[1] != self.features:
             raise ValueError(f"expected {self.features} features per row, got {rows.shape[1]} (input {tuple(x.shape)})")

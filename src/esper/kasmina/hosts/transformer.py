@@ -36,7 +36,12 @@ class TokenEmbedding(nn.Module):
         context = self.position.shape[0]
         if tokens.shape[1] > context:
             raise ValueError(f"{tokens.shape[1]} tokens do not fit the context of {context}; shorten the windows")
-        return F.embedding(tokens, self.token) + self.position[: tokens.shape[1]]
+        try:
+            embedded = F.embedding(tokens, self.token)
+        except IndexError as error:
+            low, high, vocab = int(tokens.min()), int(tokens.max()), self.token.shape[0]
+            raise ValueError(f"tokens must be in 0..{vocab - 1}, got {low}..{high}") from error
+        return embedded + self.position[: tokens.shape[1]]
 
 
 class TransformerBlock(nn.Module):

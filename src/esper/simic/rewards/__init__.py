@@ -1,0 +1,42 @@
+"""Rewards: pure terms over reports, one ledger of measured credit, seven modes, two families. No torch."""
+
+from esper.simic.rewards.ledger import advance_ledger, open_ledger
+from esper.simic.rewards.modes import DEFAULT_MODE, MODES, RewardMode, check_mode, compute_components, get_mode
+from esper.simic.rewards.suspicion import HackingSuspicion, suspicions
+from esper.simic.rewards.types import (
+    FAMILY_NAMES,
+    Calibration,
+    Ledger,
+    RewardComponentsTelemetry,
+    RewardConfig,
+    RewardInputs,
+    RewardWeights,
+    SlotLedger,
+    calibrate,
+    default_gamma,
+    uncalibrated,
+)
+
+__all__ = [
+    "DEFAULT_MODE",
+    "FAMILY_NAMES",
+    "MODES",
+    "Calibration",
+    "HackingSuspicion",
+    "Ledger",
+    "RewardComponentsTelemetry",
+    "RewardConfig",
+    "RewardInputs",
+    "RewardMode",
+    "RewardWeights",
+    "SlotLedger",
+    "advance_ledger",
+    "calibrate",
+    "check_mode",
+    "compute_components",
+    "default_gamma",
+    "get_mode",
+    "open_ledger",
+    "suspicions",
+    "uncalibrated",
+]

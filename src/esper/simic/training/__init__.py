@@ -1,0 +1,1 @@
+"""What runs in an env step, and the loops around it."""

@@ -1,0 +1,126 @@
+"""From a choice to its consequences: naming it, having it carried out by workers, and carrying it out in one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from esper.kasmina import apply_op, begin_epoch, resolve_target_slot
+from esper.leyline import (
+    BLENDS,
+    OPS,
+    ActionExecutionResult,
+    ActionOutcome,
+    ActionSpec,
+    EpisodeSeed,
+    HostLayout,
+    LifecycleConfig,
+    LifecycleOp,
+    SlotConfig,
+    StepResult,
+    derive_seed,
+    heads_used_by,
+    lr_factor,
+)
+from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.tamiyo.observe import observe
+
+
+class EnvPool(Protocol):
+    """Workers, as seen by whoever plays in their envs."""
+
+    @property
+    def layout(self) -> HostLayout:
+        """The hosts' slots and blueprints."""
+
+    @property
+    def lifecycle(self) -> LifecycleConfig:
+        """The limits of growth."""
+
+    @property
+    def lost_envs(self) -> frozenset[int]:
+        """Envs whose episode of this round was given up with their worker."""
+
+    def reset(self, seeds: Sequence[EpisodeSeed]) -> StepResult:
+        """Starts one episode per seed."""
+
+    def step(self, specs: Sequence[ActionSpec]) -> StepResult:
+        """One op and one epoch in every env."""
+
+
+# ---- in the parent
+
+
+def parse_sampled_action(env_id: int, action: Mapping[str, int], layout: HostLayout) -> ActionSpec:
+    """Names a sampled choice: one index per head becomes op, slot, blueprint and blend. Unused heads are dropped.
+
+    Raises:
+        ValueError: An index is outside its table.
+    """
+    op = OPS[_inside("op", action["op"], len(OPS))]
+    used = heads_used_by(op)
+    slot = blueprint = blend = None
+    if "slot" in used:
+        config = SlotConfig(slot_ids=layout.slot_ids)
+        slot, _ = resolve_target_slot(action["slot"], enabled_slots=layout.slot_ids, slot_config=config)
+    if "blueprint" in used:
+        blueprint = layout.blueprints[_inside("blueprint", action["blueprint"], len(layout.blueprints))]
+    if "blend" in used:
+        blend = tuple(BLENDS)[_inside("blend", action["blend"], len(BLENDS))]
+    return ActionSpec(env_id=env_id, op=op, slot=slot, blueprint=blueprint, blend=blend)
+
+
+def _inside(head: str, index: int, size: int) -> int:
+    if not 0 <= index < size:
+        raise ValueError(f"index of head {head!r} must be in 0..{size - 1}, got {index}")
+    return index
+
+
+def execute_actions(pool: EnvPool, specs: Sequence[ActionSpec]) -> ActionExecutionResult:
+    """Carries out one op per env, trains an epoch, and returns all that a controller may know afterwards."""
+    result = observe(pool.step(specs), pool.layout, pool.lifecycle)
+    return replace(result, truncated_bootstrap_targets=dict.fromkeys(sorted(pool.lost_envs)))
+
+
+def observe_reset(pool: EnvPool, seeds: Sequence[EpisodeSeed]) -> ActionExecutionResult:
+    """Starts one episode per seed and returns their first state."""
+    return observe(pool.reset(seeds), pool.layout, pool.lifecycle)
+
+
+# ---- in a worker
+
+
+def apply_action(env: ParallelEnvState, spec: ActionSpec) -> ActionOutcome:
+    """Carries out one op and begins the epoch: new seeds start to train, ramps move on, the learning rate is set.
+
+    Raises:
+        IllegalOperation: A gate refuses; masks rule that out, so it is a defect.
+    """
+    assert env.epoch is not None
+    env.rollback_reason = None
+    slot = None if spec.slot is None else env.model.slot(spec.slot)
+    before = None if slot is None else slot.stage
+    params = env.model.param_counts().total
+    rng_seed = derive_seed(env.run_seed, env.env_id, env.episode, env.epoch, f"seed:{spec.slot}")
+    move = apply_op(env.model, spec, rng_seed)
+    after = None if slot is None else slot.stage
+    delta = env.model.param_counts().total - params
+    if move is not None:
+        env.on_move(move)
+    for automatic in begin_epoch(env.model):
+        env.on_move(automatic)
+    if spec.op is LifecycleOp.FOSSILIZE:
+        env.governor.note_fossilization()
+    task = env.recipe.task
+    env.optimizer.set_lr_factor(lr_factor(task.optimizer.schedule, env.epoch, task.horizon))
+    assert env.optimizer.holds(env.model.parameters()), "the optimizer and the model must hold the same parameters"
+    return ActionOutcome(
+        env_id=env.env_id,
+        op=spec.op,
+        slot=spec.slot,
+        applied=True,
+        stage_before=before,
+        stage_after=after,
+        params_delta=delta,
+    )

@@ -1,0 +1,113 @@
+"""What happens to one batch in one env, and the observation of all envs at once. It knows no streams and no order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.leyline import ActionExecutionResult, GradientEvidence, record
+from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.tamiyo.features import EnvView, FeatureContext, global_row, slot_rows
+from esper.tolaria.batches import Batch
+
+# K coalitions, B rows, C classes
+
+
+def process_train_batch(env: ParallelEnvState, batch: Batch) -> None:
+    """One update of the host and its seeds. Totals stay on the device."""
+    optimizer, seat = env.optimizer, env.seat
+    optimizer.zero_grad()
+    if seat.dtype is None:
+        logits = env.model(batch.inputs)
+    else:
+        with seat.autocast():
+            logits = env.model(batch.inputs)
+    loss, num_correct, rows = _mean_loss(logits, batch.targets)
+    penalty = env.model.penalty()
+    objective = loss if penalty is None else loss + penalty
+    if seat.scaler is None:
+        objective.backward()  # type: ignore[no-untyped-call]
+    else:
+        _scaled_backward(env, objective, seat.scaler)
+    optimizer.step(seat.scaler)
+    env.train_loss_sum.add_(loss.detach(), alpha=rows)
+    env.train_correct.add_(num_correct)
+    env.train_rows += rows
+
+
+def _scaled_backward(env: ParallelEnvState, objective: Tensor, scaler: torch.amp.GradScaler) -> None:
+    scale = scaler.scale(torch.ones((), device=env.seat.device))
+    for slot in env.model.all_slots():
+        if slot.meter is not None:
+            slot.meter.loss_scale = scale
+    scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
+
+
+def _mean_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:
+    """(mean loss, number of correct rows, rows). Every token of a sequence is a row."""
+    if logits.dim() > 2:
+        logits, targets = logits.flatten(0, -2), targets.flatten()
+    loss = F.cross_entropy(logits.float(), targets)
+    return loss, (logits.detach().argmax(-1) == targets).sum(), targets.numel()
+
+
+def process_val_batch(env: ParallelEnvState, batch: Batch) -> None:
+    """Validates the network as it stands, all seeds on."""
+    with torch.inference_mode():
+        book_validation(env, env.model(batch.inputs)[None], batch.targets)
+
+
+def book_validation(env: ParallelEnvState, logits_KBC: Tensor, targets: Tensor) -> None:
+    """Adds the losses and hits of K coalitions to the totals, with the same few kernels for any K."""
+    count, num_classes = logits_KBC.shape[0], logits_KBC.shape[-1]
+    labels = targets.flatten().expand(count, -1)
+    flat = logits_KBC.reshape(-1, num_classes)
+    losses = F.cross_entropy(flat, labels.reshape(-1), reduction="none").view(count, -1)
+    hits = flat.argmax(-1).view(count, -1) == labels
+    env.val_losses.add_(losses.sum(1))
+    env.val_correct.add_(hits.sum(1))
+    env.val_rows += targets.numel()
+
+
+def collect_gradient_telemetry_for_batch(env: ParallelEnvState) -> Mapping[str, GradientEvidence]:
+    """Gradient evidence by parameter group as of the last batch; the gates need it at every telemetry level.
+
+    It comes from the norms that clipping computes anyway, so nothing is measured twice. Starts the next epoch's books.
+    """
+    return env.optimizer.finish_epoch()
+
+
+@record
+class BatchFeatures:
+    """The observation of all envs, as rows for a policy to stack."""
+
+    global_rows: tuple[tuple[float, ...], ...]
+    slot_rows: tuple[tuple[tuple[float, ...], ...], ...]
+
+
+def batch_signals_to_features(
+    state: ActionExecutionResult, previous: ActionExecutionResult | None, context: FeatureContext
+) -> BatchFeatures:
+    """What a policy sees of every env.
+
+    Args:
+        state: Now.
+        previous: One step before; None at reset.
+        context: Layout and scale of the run.
+    """
+    views = [
+        EnvView(
+            report=report,
+            masks=state.post_action_masks[i],
+            previous=None if previous is None else previous.reports[i],
+            outcome=state.outcomes[i] if state.outcomes else None,
+            context=context,
+        )
+        for i, report in enumerate(state.reports)
+    ]
+    return BatchFeatures(
+        global_rows=tuple(global_row(view) for view in views), slot_rows=tuple(slot_rows(view) for view in views)
+    )

@@ -1,0 +1,170 @@
+"""What the seeds are worth: one validation over coalitions, the attribution read from its table, the epoch's report.
+
+It knows no rewards and no masks. What was not measured is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from esper.kasmina import EpochMeasurement, SlotAttribution, end_epoch
+from esper.leyline import (
+    CoalitionTable,
+    EpochReport,
+    GovernorState,
+    SeedStage,
+    SlotReport,
+    coalition_mask,
+    contribution,
+    interaction_sum,
+    record,
+    shapley,
+    solo,
+)
+from esper.runtime.tasks import TaskSpec
+from esper.simic.training.batch_ops import book_validation, collect_gradient_telemetry_for_batch, process_val_batch
+from esper.simic.training.env_telemetry import governor_event
+from esper.simic.training.epoch_metrics import EpochMetrics
+from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.tolaria.batches import Batch
+from esper.tolaria.governor import Verdict
+
+
+def process_fused_val_batch(env: ParallelEnvState, batch: Batch) -> None:
+    """Validates every coalition of the env's plan; coalitions share what they have in common."""
+    if len(env.plan.coalitions) == 1:
+        process_val_batch(env, batch)
+        return
+    outputs = env.model.forward_coalitions(batch.inputs, env.plan.coalitions)
+    with torch.inference_mode():
+        book_validation(env, torch.stack(outputs), batch.targets)
+
+
+# ---- attribution
+
+
+@record
+class Attribution:
+    """What one blended seed is worth, in points. None: not measured."""
+
+    contribution_pp: float | None
+    """Lost when this seed alone is switched off."""
+    solo_pp: float | None
+    """Gained over no seeds when this one alone is on."""
+    interaction_pp: float | None
+    """Sum of the pairwise interactions with the other seeds."""
+    shapley_pp: float | None
+    """Its share of what all seeds gain together."""
+
+
+def points(task: TaskSpec, table: CoalitionTable) -> Mapping[int, float]:
+    """Results in points, larger is better: accuracy, or the way from the loss of knowing nothing to none."""
+    if task.metric == "accuracy":
+        return table.accuracy_pct
+    chance = task.chance_loss
+    return {mask: 100.0 * (chance - min(loss, 2 * chance)) / chance for mask, loss in table.loss.items()}
+
+
+def attribute(table: CoalitionTable, values: Mapping[int, float]) -> dict[str, Attribution]:
+    """What each seed of the table is worth, by slot id."""
+    count = len(table.slot_ids)
+    shares = shapley(values, count)
+    return {
+        slot_id: Attribution(
+            contribution_pp=contribution(values, count, player),
+            solo_pp=solo(values, player),
+            interaction_pp=interaction_sum(values, count, player),
+            shapley_pp=None if shares is None else shares[player],
+        )
+        for player, slot_id in enumerate(table.slot_ids)
+    }
+
+
+# ---- the report
+
+
+def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | None) -> EpochReport:
+    """Books a finished epoch and reports it; after a rollback, reports the state that was restored.
+
+    Args:
+        env: Has its metrics.
+        verdict: The governor's, about this epoch.
+        restored_epoch: Where a rollback went back to.
+    """
+    assert env.metrics is not None
+    rolled_back = verdict.state is GovernorState.PANIC
+    if not rolled_back:
+        if env.epoch is not None:
+            _book_epoch(env, env.metrics)
+        env.signals = env.tracker.update(env.metrics.val_loss, env.metrics.val_accuracy_pct)
+    done = 0 if env.epoch is None else env.epoch + 1
+    env.terminal = done >= env.recipe.task.horizon or (rolled_back and env.recipe.rollback_ends_episode)
+    env.outbox.extend(governor_event(env, verdict, restored_epoch))
+    env.state = env.reported_state(verdict)
+    events = tuple(event for event in env.outbox if event.type in env.wanted)
+    env.outbox.clear()
+    times = (env.seat.train_timer.take_ms(), env.seat.val_timer.take_ms())
+    return replace(_report(env), events=events, train_ms=times[0], val_ms=times[1])
+
+
+def report_again(env: ParallelEnvState) -> EpochReport:
+    """The last report of an env whose episode is over: the same facts, nothing new."""
+    return _report(env)
+
+
+def _book_epoch(env: ParallelEnvState, metrics: EpochMetrics) -> None:
+    assert metrics.train_loss is not None
+    worth = attribute(metrics.table, points(env.recipe.task, metrics.table))
+    measured = EpochMeasurement(
+        train_loss=metrics.train_loss,
+        val_loss=metrics.val_loss,
+        attributions={
+            slot_id: SlotAttribution(
+                contribution_pp=seed.contribution_pp, solo_pp=seed.solo_pp, interaction_pp=seed.interaction_pp
+            )
+            for slot_id, seed in worth.items()
+        },
+        gradients=collect_gradient_telemetry_for_batch(env),
+    )
+    for move in end_epoch(env.model, measured):
+        env.on_move(move)
+
+
+def _report(env: ParallelEnvState) -> EpochReport:
+    assert env.metrics is not None
+    assert env.signals is not None
+    metrics, table = env.metrics, env.metrics.table
+    fossils = [s.spec.slot_id for s in env.model.all_slots() if s.stage is SeedStage.FOSSILIZED]
+    # A seed fossilized in this very step was a player of its validation, so the committed coalition was measured.
+    committed = coalition_mask(table, fossils)
+    counts = env.model.param_counts()
+    return EpochReport(
+        env_id=env.env_id,
+        episode=env.episode,
+        epoch=env.epoch,
+        train_loss=metrics.train_loss,
+        train_accuracy_pct=metrics.train_accuracy_pct,
+        val_loss=metrics.val_loss,
+        val_accuracy_pct=metrics.val_accuracy_pct,
+        committed_accuracy_pct=table.accuracy_pct.get(committed),
+        committed_loss=table.loss.get(committed),
+        coalitions=table,
+        slots=tuple(_named(env, slot) for slot in env.model.reports()),
+        signals=env.signals,
+        host_params=counts.host,
+        total_params=counts.total,
+        committed_params=counts.committed,
+        governor_state=env.state,
+        rollback_reason=env.rollback_reason,
+        terminal=env.terminal,
+        events=(),
+        train_ms=0.0,
+        val_ms=0.0,
+    )
+
+
+def _named(env: ParallelEnvState, slot: SlotReport) -> SlotReport:
+    return slot if slot.seed_id is None else replace(slot, seed_id=env.seed_name(slot.seed_id))

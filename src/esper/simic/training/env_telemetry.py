@@ -1,0 +1,51 @@
+"""What the governor's verdicts look like in the log. Lifecycle moves have their callback in env_factory."""
+
+from __future__ import annotations
+
+from esper.leyline import (
+    GovernorState,
+    GovernorStateChanged,
+    Severity,
+    TelemetryEvent,
+    TelemetryEventType,
+)
+from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.tolaria.governor import Verdict
+
+_SEVERITY = {
+    GovernorState.HEALTHY: Severity.INFO,
+    GovernorState.SUSPECT: Severity.WARNING,
+    GovernorState.PANIC: Severity.CRITICAL,
+}
+
+
+def governor_event(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | None) -> list[TelemetryEvent]:
+    """The event of a change of mind or of a rollback; nothing if the governor thinks what it thought before."""
+    rolled_back = verdict.state is GovernorState.PANIC
+    state = env.reported_state(verdict)
+    if state is env.state and not rolled_back:
+        return []
+    payload = GovernorStateChanged(
+        from_state=env.state.value,
+        to_state=state.value,
+        reason=None if verdict.reason is None else verdict.reason.value,
+        value=verdict.value,
+        limit=verdict.limit,
+        median=verdict.median,
+        spread=verdict.spread,
+        num_consecutive=verdict.num_consecutive,
+        first_epoch=verdict.first_epoch,
+        restored_epoch=restored_epoch,
+        rolled_back=rolled_back,
+    )
+    return [
+        TelemetryEvent(
+            type=TelemetryEventType.GOVERNOR_STATE_CHANGED,
+            severity=_SEVERITY[state],
+            round=None,
+            episode=env.episode,
+            env=env.env_id,
+            epoch=env.epoch,
+            data=payload,
+        )
+    ]

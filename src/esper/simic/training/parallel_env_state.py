@@ -1,0 +1,285 @@
+"""One env: a growing host with its optimizer, its books and the running totals of the epoch. It knows no other env.
+
+What is needed to go on to the bit is one `ModelState`: the model and its optimizer, with the books of the env as its
+extra. The governor's last healthy state is one, and a snapshot for another process holds two: now and last healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from safetensors.torch import load as from_safetensors
+from safetensors.torch import save as to_safetensors
+from torch import Tensor
+
+from esper.kasmina import ModelState, MorphogeneticModel, capture, restore
+from esper.kasmina.persist import decode_facts, encode_facts
+from esper.leyline import (
+    EnvSnapshot,
+    GovernorState,
+    HostLayout,
+    RollbackReason,
+    SlotTransition,
+    TelemetryEvent,
+    TelemetryEventType,
+    TrainingSignals,
+    record,
+)
+from esper.runtime.tasks import TaskSpec
+from esper.simic.training.epoch_metrics import (
+    PARAM_NORM,
+    TRAIN_CORRECT,
+    TRAIN_LOSS,
+    VALIDATION,
+    CoalitionPlan,
+    EpochMetrics,
+    measure,
+    most_coalitions,
+    plan_coalitions,
+    read_metrics,
+    write_metrics,
+)
+from esper.tamiyo.tracker import SignalTracker
+from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
+from esper.tolaria.optim import GrowingOptimizer
+from esper.tolaria.runtime import EnvSeat
+
+SNAPSHOT_VERSION = 1
+
+
+@record
+class EnvRecipe:
+    """What all envs of a worker share."""
+
+    task: TaskSpec
+    layout: HostLayout
+    sample: Tensor
+    """Two rows as hosts are fed them."""
+    labels: LabelFacts
+    rollback_ends_episode: bool
+    """True where controllers are trained; False where the product is the host and training goes on."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ParallelEnvState:
+    """One env between and during steps. `epoch` is None until the first step."""
+
+    env_id: int
+    episode: int
+    run_seed: int
+    recipe: EnvRecipe
+    seat: EnvSeat
+    model: MorphogeneticModel
+    optimizer: GrowingOptimizer
+    tracker: SignalTracker
+    governor: TolariaGovernor
+    epoch: int | None = None
+    terminal: bool = False
+    rollback_reason: RollbackReason | None = None
+    metrics: EpochMetrics | None = None
+    signals: TrainingSignals | None = None
+    plan: CoalitionPlan = field(init=False)
+    kept: ModelState | None = None
+    """The last healthy state."""
+    state: GovernorState = GovernorState.HEALTHY
+    """What the last report said of the host's health."""
+    wanted: frozenset[TelemetryEventType] = frozenset()
+    on_move: Callable[[SlotTransition], None] = field(init=False)
+    outbox: list[TelemetryEvent] = field(default_factory=list)
+    totals: Tensor = field(init=False)
+    train_rows: int = 0
+    val_rows: int = 0
+    train_loss_sum: Tensor = field(init=False)
+    train_correct: Tensor = field(init=False)
+    val_losses: Tensor = field(init=False)
+    val_correct: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.plan = plan_coalitions(self.model)
+        self.init_accumulators(tuple(self.model.slots))
+
+    # ---- totals of the epoch: they stay on the device until the one read of the step
+
+    def init_accumulators(self, slots: Sequence[str]) -> None:
+        """Makes room for the coalitions that seeds in these slots can form."""
+        columns = VALIDATION + 2 * most_coalitions(len(slots))
+        self.totals = torch.zeros(columns, dtype=torch.float64, device=self.seat.device)
+        self.train_loss_sum = self.totals[TRAIN_LOSS]
+        self.train_correct = self.totals[TRAIN_CORRECT]
+        self.zero_accumulators()
+
+    def zero_accumulators(self) -> None:
+        """Starts all totals anew, for the current plan of coalitions."""
+        self.totals.zero_()
+        self.train_rows = self.val_rows = 0
+        pairs = self.totals[VALIDATION : VALIDATION + 2 * len(self.plan.masks)].view(-1, 2)
+        self.val_losses, self.val_correct = pairs[:, 0], pairs[:, 1]
+
+    def begin_training(self) -> None:
+        """Before the first batch of an epoch."""
+        self.plan = plan_coalitions(self.model)
+        self.zero_accumulators()
+        self.model.train()
+
+    def begin_validation(self) -> None:
+        """After the last batch: books the size of the weights, which shows whether they are finite."""
+        with torch.no_grad():
+            norms = torch._foreach_norm([*self.optimizer.parameters()])
+            self.totals[PARAM_NORM] = torch.stack(norms).sum()
+        self.model.eval()
+
+    def judge(self, values: Sequence[float]) -> Verdict:
+        """Turns the totals into the epoch's metrics and asks the governor about them."""
+        metrics = measure(self.plan, values, train_rows=self.train_rows, val_rows=self.val_rows)
+        self.metrics = metrics
+        if self.epoch is None:
+            return self.governor.begin(metrics.val_loss)
+        assert metrics.train_loss is not None
+        return self.governor.check(
+            epoch=self.epoch,
+            train_loss=metrics.train_loss,
+            val_loss=metrics.val_loss,
+            val_accuracy_share=metrics.val_accuracy_pct / 100.0,
+            param_norm=values[PARAM_NORM],
+        )
+
+    def reported_state(self, verdict: Verdict) -> GovernorState:
+        """The verdict, but panic as long as the host recovers from a rollback: no ops until then."""
+        return GovernorState.PANIC if self.governor.recovery_left > 0 else verdict.state
+
+    def seed_name(self, seed_id: str) -> str:
+        """The name of a seed in the whole run."""
+        return f"{self.env_id}.{self.episode}.{seed_id}"
+
+    # ---- going back
+
+    def capture(self) -> ModelState:
+        """Everything that decides how the env goes on, copied on its device."""
+        return capture(self.model, self.optimizer, self._books())
+
+    def restore(self, state: ModelState) -> None:
+        """Returns to a captured state. Seeds born since are gone, seeds lost since are back."""
+        restore(self.model, state, self.optimizer)
+        books = state.facts["extra"]
+        self.epoch = books["epoch"]
+        self.metrics = read_metrics(books["metrics"])
+        self.signals = _read_signals(books["signals"])
+        self.tracker.load_state_dict(books["tracker"])
+        self.governor.restore_memory(books["governor"])
+        if self.seat.scaler is not None:
+            self.seat.scaler.load_state_dict(books["scaler"])
+        self.plan = plan_coalitions(self.model)
+
+    def keep(self) -> None:
+        """Remembers this healthy state for a rollback."""
+        self.governor.note_snapshot()
+        self.kept = self.capture()
+
+    def roll_back(self, verdict: Verdict) -> int | None:
+        """Returns to the last healthy state in the present epoch; ends the episode where the recipe says so.
+
+        Returns:
+            The epoch whose end was restored; None for the untrained host.
+        """
+        assert self.kept is not None
+        assert self.epoch is not None
+        now = self.epoch
+        self.restore(self.kept)
+        restored, self.epoch = self.epoch, now
+        self.governor.note_rollback()
+        self.rollback_reason = verdict.reason
+        memory = self.tracker.state_dict()
+        memory["epochs_done"] = now + 1  # epochs are spent, whatever became of them
+        self.tracker.load_state_dict(memory)
+        assert self.signals is not None
+        self.signals = replace(self.signals, epochs_done=now + 1)
+        return restored
+
+    def _books(self) -> dict[str, Any]:
+        assert self.metrics is not None, "an env has books from its first report on"
+        assert self.signals is not None
+        return {
+            "epoch": self.epoch,
+            "metrics": write_metrics(self.metrics),
+            "signals": asdict(self.signals),
+            "tracker": self.tracker.state_dict(),
+            "governor": self.governor.memory(),
+            "scaler": None if self.seat.scaler is None else self.seat.scaler.state_dict(),
+        }
+
+    # ---- moving to another process
+
+    def pack(self) -> EnvSnapshot:
+        """The whole env as bytes, the last healthy state included."""
+        states = {"now": self.capture(), "kept": self.kept}
+        meta = {
+            "episode": self.episode,
+            "run_seed": self.run_seed,
+            "task": self.recipe.task.name,
+            "terminal": self.terminal,
+            "state": self.state.value,
+            "rollback_reason": None if self.rollback_reason is None else self.rollback_reason.value,
+            "num_rollbacks": self.governor.num_rollbacks,
+            "recovery_left": self.governor.recovery_left,
+            "states": {name: None if state is None else state.facts for name, state in states.items()},
+        }
+        tensors = {
+            f"{name}/{key}": tensor.cpu()  # sync: a snapshot leaves the device
+            for name, state in states.items()
+            if state is not None
+            for key, tensor in state.tensors.items()
+        }
+        return EnvSnapshot(
+            version=SNAPSHOT_VERSION,
+            env_id=self.env_id,
+            meta_json=encode_facts(meta),
+            tensors=to_safetensors(tensors),
+        )
+
+    def unpack(self, snapshot: EnvSnapshot) -> None:
+        """Continues a packed env in place of this one, which must be fresh and of the same task.
+
+        Raises:
+            ValueError: The snapshot is of another version or task.
+        """
+        meta = read_snapshot(snapshot)
+        if meta["task"] != self.recipe.task.name:
+            raise ValueError(f"expected a snapshot of task {self.recipe.task.name!r}, got {meta['task']!r}")
+        tensors = from_safetensors(snapshot.tensors)
+        states = {
+            name: None if facts is None else ModelState(facts=facts, tensors=_part(tensors, name, self.seat.device))
+            for name, facts in meta["states"].items()
+        }
+        assert states["now"] is not None
+        self.restore(states["now"])
+        self.kept = states["kept"]
+        self.terminal = meta["terminal"]
+        self.state = GovernorState(meta["state"])
+        reason = meta["rollback_reason"]
+        self.rollback_reason = None if reason is None else RollbackReason(reason)
+        self.governor.num_rollbacks = meta["num_rollbacks"]
+        self.governor.recovery_left = meta["recovery_left"]
+
+
+def read_snapshot(snapshot: EnvSnapshot) -> dict[str, Any]:
+    """The facts of a packed env.
+
+    Raises:
+        ValueError: It was packed by another version.
+    """
+    if snapshot.version != SNAPSHOT_VERSION:
+        raise ValueError(f"expected an env snapshot of version {SNAPSHOT_VERSION}, got {snapshot.version}")
+    return decode_facts(snapshot.meta_json)
+
+
+def _part(tensors: Mapping[str, Tensor], name: str, device: torch.device) -> dict[str, Tensor]:
+    prefix = f"{name}/"
+    return {key.removeprefix(prefix): t.to(device) for key, t in tensors.items() if key.startswith(prefix)}
+
+
+def _read_signals(found: Mapping[str, Any]) -> TrainingSignals:
+    tuples = {name: tuple(found[name]) for name in ("recent_losses", "recent_accuracies_pct")}
+    return TrainingSignals(**{**found, **tuples})

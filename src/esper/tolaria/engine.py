@@ -1,0 +1,277 @@
+"""The engine: trains many hosts side by side in one process. It knows no rewards, no policies and no seeds.
+
+What happens to a batch or a host is handed in as `EnvOps`; the engine decides when it happens, on which data and on
+which stream. One step: ops, one epoch of training, one validation, one read of the totals, verdicts, reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from esper.leyline import (
+    PROTOCOL_VERSION,
+    ActionOutcome,
+    ActionSpec,
+    EnvSnapshot,
+    EpisodeSeed,
+    EpochReport,
+    GovernorState,
+    HostLayout,
+    LifecycleConfig,
+    StepResult,
+    TelemetryEventType,
+)
+from esper.tolaria.batches import Batch, SharedBatchIterator
+from esper.tolaria.governor import TolariaGovernor, Verdict
+from esper.tolaria.runtime import CUDATimer, EnvSeat, join_streams, make_seat, one_thread
+
+NOTHING: frozenset[TelemetryEventType] = frozenset()
+Beat = Callable[[int | None, int], None]
+"""Told (epoch, batch) once per batch. May raise to stop the step."""
+
+
+class EngineEnv(Protocol):
+    """What the engine asks of an env."""
+
+    env_id: int
+    episode: int
+    run_seed: int
+    epoch: int | None
+    terminal: bool
+    seat: EnvSeat
+    governor: TolariaGovernor
+    totals: Tensor
+
+    def begin_training(self) -> None:
+        """Before the first batch of an epoch."""
+
+    def begin_validation(self) -> None:
+        """Before the first validation batch."""
+
+    def judge(self, values: Sequence[float]) -> Verdict:
+        """Reads the totals and says what the governor thinks."""
+
+    def keep(self) -> None:
+        """Remembers this state."""
+
+    def roll_back(self, verdict: Verdict) -> int | None:
+        """Returns to the remembered state and says which epoch that was."""
+
+    def pack(self) -> EnvSnapshot:
+        """The whole env as bytes."""
+
+    def unpack(self, snapshot: EnvSnapshot) -> None:
+        """Continues a packed env."""
+
+
+EnvT = TypeVar("EnvT", bound=EngineEnv)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvOps(Generic[EnvT]):
+    """What is done to envs, as functions."""
+
+    create: Callable[[EpisodeSeed, EnvSeat], EnvT]
+    apply: Callable[[EnvT, ActionSpec, frozenset[TelemetryEventType]], ActionOutcome]
+    train_batch: Callable[[EnvT, Batch], None]
+    eval_batch: Callable[[EnvT, Batch], None]
+    report: Callable[[EnvT, Verdict | None, int | None], EpochReport]
+    """With the verdict of a finished epoch and where a rollback went; without a verdict, once more as it was."""
+    seed_of: Callable[[EnvSnapshot], EpisodeSeed]
+    """Which episode a snapshot belongs to."""
+
+
+def _silent(epoch: int | None, batch: int) -> None:
+    """Nobody listens."""
+
+
+class VectorizedEngine(Generic[EnvT]):
+    """A worker in this process.
+
+    Args:
+        ops: What is done to envs.
+        train: Training rows.
+        val: Validation rows.
+        layout: What all its hosts look like to a controller.
+        lifecycle: Limits of growth.
+        devices: Env i sits on device i modulo their number.
+        amp: One of AMP_CHOICES.
+        beat: Told about every batch.
+    """
+
+    protocol_version = PROTOCOL_VERSION
+
+    def __init__(
+        self,
+        ops: EnvOps[EnvT],
+        train: SharedBatchIterator,
+        val: SharedBatchIterator,
+        *,
+        layout: HostLayout,
+        lifecycle: LifecycleConfig,
+        devices: Sequence[torch.device] = (torch.device("cpu"),),
+        amp: str = "off",
+        beat: Beat = _silent,
+    ) -> None:
+        self.layout = layout
+        self.lifecycle = lifecycle
+        self.devices = tuple(devices)
+        self.envs: dict[int, EnvT] = {}
+        self._ops = ops
+        self._train_rows = tuple(train.on(device) for device in self.devices)
+        self._val_rows = tuple(val.on(device) for device in self.devices)
+        self._amp = amp
+        self._beat = beat
+        self._seats: dict[int, EnvSeat] = {}
+
+    # ---- the four calls of a worker
+
+    def reset(self, seeds: Sequence[EpisodeSeed]) -> StepResult:
+        """Builds fresh hosts, validates them untrained and reports."""
+        with one_thread():
+            self.envs = {seed.env_id: self._create(seed) for seed in seeds}
+            envs = list(self.envs.values())
+            self._validate(envs)
+            return self._finish(envs, {})
+
+    def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType] = NOTHING) -> StepResult:
+        """One op and one epoch in every env. Envs whose episode is over sit still.
+
+        Raises:
+            ValueError: There is not exactly one spec per env.
+            IllegalOperation: An op's gate is closed.
+        """
+        by_env = {spec.env_id: spec for spec in specs}
+        if len(by_env) != len(specs) or by_env.keys() != self.envs.keys():
+            given = [spec.env_id for spec in specs]
+            raise ValueError(f"expected one spec for each of the envs {sorted(self.envs)}, got specs for {given}")
+        with one_thread():
+            outcomes = {env_id: not_applied(by_env[env_id]) for env_id, env in self.envs.items() if env.terminal}
+            envs = [env for env in self.envs.values() if not env.terminal]
+            for env in envs:
+                env.epoch = 0 if env.epoch is None else env.epoch + 1
+                with env.seat.running():
+                    outcomes[env.env_id] = self._ops.apply(env, by_env[env.env_id], wanted)
+            self._train(envs)
+            self._validate(envs)
+            return self._finish(envs, outcomes)
+
+    def snapshot(self) -> Mapping[int, EnvSnapshot]:
+        """Whole envs by env id."""
+        return {env_id: env.pack() for env_id, env in self.envs.items()}
+
+    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
+        """Continues packed envs, in place of those that are here."""
+        with one_thread():
+            envs = {}
+            for env_id, snapshot in sorted(snapshots.items()):
+                envs[env_id] = self._create(self._ops.seed_of(snapshot))
+                envs[env_id].unpack(snapshot)
+            self.envs = envs
+
+    # ---- the phases of a step
+
+    def _create(self, seed: EpisodeSeed) -> EnvT:
+        if seed.env_id not in self._seats:
+            self._seats[seed.env_id] = make_seat(self.devices[seed.env_id % len(self.devices)], self._amp)
+        seat = self._seats[seed.env_id]
+        seat.new_episode()
+        with seat.running():
+            return self._ops.create(seed, seat)
+
+    def _train(self, envs: Sequence[EnvT]) -> None:
+        """One epoch: batch by batch, so that every batch is gathered once for all envs that are to see it."""
+        for env in envs:
+            with env.seat.running():
+                env.begin_training()
+        train_batch = self._ops.train_batch
+        for (run_seed, episode, epoch), group in _by_key(envs).items():
+            assert epoch is not None
+            streams = [rows.keyed(run_seed).epoch(episode, epoch) for rows in self._train_rows]
+            for batch, by_device in self._batches(streams):
+                self._beat(epoch, batch.index)
+                for env in group:
+                    self._run(env, env.seat.train_timer, train_batch, by_device)
+
+    def _validate(self, envs: Sequence[EnvT]) -> None:
+        for env in envs:
+            with env.seat.running():
+                env.begin_validation()
+        eval_batch = self._ops.eval_batch
+        for batch, by_device in self._batches([rows.in_order() for rows in self._val_rows]):
+            self._beat(envs[0].epoch if envs else None, batch.index)
+            for env in envs:
+                self._run(env, env.seat.val_timer, eval_batch, by_device)
+
+    def _batches(self, streams: Sequence[Iterator[Batch]]) -> Iterator[tuple[Batch, dict[torch.device, Batch]]]:
+        """Equal batches of all devices side by side."""
+        for batches in zip(*streams, strict=True):
+            yield batches[0], dict(zip(self.devices, batches, strict=True))
+
+    def _run(
+        self,
+        env: EnvT,
+        timer: CUDATimer,
+        work: Callable[[EnvT, Batch], None],
+        by_device: Mapping[torch.device, Batch],
+    ) -> None:
+        batch = by_device[env.seat.device]
+        if env.seat.stream is None:
+            with timer:
+                work(env, batch)
+            return
+        env.seat.receive((batch.inputs, batch.targets))
+        with env.seat.running(), timer:
+            work(env, batch)
+
+    def _finish(self, envs: Sequence[EnvT], outcomes: Mapping[int, ActionOutcome]) -> StepResult:
+        """Verdicts, rollbacks and reports, from one read of all totals."""
+        reports = {}
+        for env, values in zip(envs, self._read_totals(envs), strict=True):
+            with env.seat.running():
+                verdict = env.judge(values)
+                restored = env.roll_back(verdict) if verdict.state is GovernorState.PANIC else None
+                reports[env.env_id] = self._ops.report(env, verdict, restored)
+                if env.epoch is None or env.governor.snapshot_due(verdict):
+                    env.keep()
+        for env_id, env in self.envs.items():
+            if env_id not in reports:
+                reports[env_id] = self._ops.report(env, None, None)
+        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=dict(sorted(reports.items())))
+
+    def _read_totals(self, envs: Sequence[EnvT]) -> list[list[float]]:
+        """The totals of all envs as numbers, with one transfer per device."""
+        join_streams(env.seat for env in envs)
+        values: dict[int, list[float]] = {}
+        for device in self.devices:
+            here = [env for env in envs if env.seat.device == device]
+            if here:
+                rows = torch.stack([env.totals for env in here]).tolist()  # sync: the one read of the step
+                values.update(zip((env.env_id for env in here), rows, strict=True))
+        return [values[env.env_id] for env in envs]
+
+
+def _by_key(envs: Sequence[EnvT]) -> dict[tuple[int, int, int | None], list[EnvT]]:
+    """Envs that are to see the same batches, together."""
+    groups: dict[tuple[int, int, int | None], list[EnvT]] = {}
+    for env in envs:
+        groups.setdefault((env.run_seed, env.episode, env.epoch), []).append(env)
+    return groups
+
+
+def not_applied(spec: ActionSpec) -> ActionOutcome:
+    """The outcome of a spec for an env whose episode is over."""
+    return ActionOutcome(
+        env_id=spec.env_id,
+        op=spec.op,
+        slot=spec.slot,
+        applied=False,
+        stage_before=None,
+        stage_after=None,
+        params_delta=0,
+    )

@@ -1,0 +1,262 @@
+"""The parent's end of one worker: in this process, or behind a pipe. It carries requests and notices death."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from typing import Any, Protocol
+
+from esper.leyline import PROTOCOL_VERSION
+from esper.tolaria.messages import (
+    BATCH,
+    CANCEL,
+    EPOCH,
+    NUM_BEATS,
+    TIME,
+    Failure,
+    Hello,
+    Progress,
+    Pulse,
+    Reply,
+    Request,
+    StepCancelled,
+    WorkerError,
+    WorkerLost,
+)
+from esper.tolaria.worker import BuildWorker, answer, introduce, serve
+
+POLL_S = 0.25
+MIN_SILENCE_S = 120.0
+"""A worker may be silent for this long, or for SILENCE_FACTOR times its slowest answer, before it counts as hung."""
+SILENCE_FACTOR = 20.0
+CLOSE_S = 3.0
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# Inherited pinning can put all workers on one core.
+_PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+class Handle(Protocol):
+    """One worker as the pool sees it. `send` and `receive` come in pairs."""
+
+    worker_id: int
+
+    def start(self) -> Hello:
+        """Brings a fresh worker up; raises WorkerLost if it does not come."""
+
+    def send(self, request: Request) -> None:
+        """Hands over a request."""
+
+    def receive(self, request: Request) -> Any:
+        """Waits for the result of a request; raises WorkerLost, WorkerError or StepCancelled."""
+
+    def cancel(self) -> None:
+        """Asks the worker to stop between two batches."""
+
+    def close(self) -> None:
+        """Ends the worker."""
+
+    def progress(self, env_ids: tuple[int, ...]) -> Progress:
+        """Where the worker is."""
+
+
+def open_reply(worker_id: int, request: Request, reply: Reply) -> Any:
+    """The result inside a reply, or the exception it stands for."""
+    if reply.request_id != request.request_id:
+        raise AssertionError(f"worker {worker_id} answered request {reply.request_id}, not {request.request_id}")
+    if reply.failure is None:
+        return reply.result
+    raise _exception(worker_id, request, reply.failure)
+
+
+def _exception(worker_id: int, request: Request, failure: Failure) -> Exception:
+    if failure.cancelled:
+        return StepCancelled(failure.message)
+    return WorkerError(
+        f"worker {worker_id} failed in {request.call!r} with {failure.kind}: {failure.message}\n"
+        f"--- traceback of the worker ---\n{failure.trace}"
+    )
+
+
+def check_hello(hello: Hello) -> Hello:
+    """Refuses a worker that speaks another version."""
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise WorkerError(f"a worker speaks protocol {hello.protocol_version}, this process {PROTOCOL_VERSION}")
+    return hello
+
+
+def _progress(worker_id: int, env_ids: tuple[int, ...], numbers: Any) -> Progress:
+    return Progress(
+        worker_id=worker_id,
+        env_ids=env_ids,
+        epoch=None if numbers[EPOCH] < 0 else int(numbers[EPOCH]),
+        batch=int(numbers[BATCH]),
+        age_s=time.monotonic() - numbers[TIME],
+    )
+
+
+class InlineHandle:
+    """A worker in this process. Its exceptions are raised as they are.
+
+    Args:
+        worker_id: Its number in the pool.
+        build: Makes the worker.
+        spec: What it is made of.
+        through_pickle: Sends every message through pickle, as a pipe would.
+    """
+
+    def __init__(self, worker_id: int, build: BuildWorker, spec: Any, through_pickle: bool) -> None:
+        self.worker_id = worker_id
+        self._build = build
+        self._spec = spec
+        self._through_pickle = through_pickle
+        self._numbers = [0.0] * NUM_BEATS
+        self._request: Request | None = None
+
+    def start(self) -> Hello:
+        self._worker = self._build(self._travel(self._spec), Pulse(self._numbers, os.getpid()))
+        return check_hello(introduce(self._worker))
+
+    def send(self, request: Request) -> None:
+        self._request = self._travel(request)
+
+    def receive(self, request: Request) -> Any:
+        assert self._request is not None
+        if self._through_pickle:
+            return open_reply(self.worker_id, request, self._travel(answer(self._worker, self._request)))
+        return getattr(self._worker, self._request.call)(*self._request.arguments)
+
+    def cancel(self) -> None:
+        self._numbers[CANCEL] = 1.0
+
+    def close(self) -> None:
+        self._request = None
+
+    def progress(self, env_ids: tuple[int, ...]) -> Progress:
+        return _progress(self.worker_id, env_ids, self._numbers)
+
+    def _travel(self, message: Any) -> Any:
+        if not self._through_pickle:
+            return message
+        return pickle.loads(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+class ProcessHandle:
+    """A worker in a process of its own.
+
+    Args:
+        worker_id: Its number in the pool.
+        build: Makes the worker; found by name in the new process.
+        spec: What it is made of.
+        silence_s: Least time without a sign of life that makes it count as hung.
+    """
+
+    def __init__(self, worker_id: int, build: BuildWorker, spec: Any, silence_s: float = MIN_SILENCE_S) -> None:
+        self.worker_id = worker_id
+        self._build = build
+        self._spec = spec
+        self._silence_s = silence_s
+        self._slowest_s = 0.0
+        self._sent_at = 0.0
+        # Never the global start method: forking deadlocks once OpenMP has run and is illegal with CUDA.
+        self._context = multiprocessing.get_context("spawn")
+        self._numbers = self._context.RawArray("d", NUM_BEATS)
+        self._process: SpawnProcess | None = None
+
+    def launch(self) -> None:
+        """Starts the process without waiting for it, so that all of a pool can start at once."""
+        self._numbers[CANCEL] = 0.0
+        self._numbers[TIME] = time.monotonic()
+        self._connection, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=serve,
+            args=(theirs, self._build, self._spec, self._numbers, os.getpid()),
+            name=f"esper-worker-{self.worker_id}",
+            daemon=True,
+        )
+        with _child_environment():
+            process.start()
+        self._process = process
+        theirs.close()
+        self._sent_at = time.monotonic()
+
+    def greet(self) -> Hello:
+        """Waits for the worker's first message."""
+        hello: Hello = self.receive(Request(request_id=0, call="start", arguments=()))
+        return check_hello(hello)
+
+    def start(self) -> Hello:
+        self.launch()
+        return self.greet()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs the worker; None before it was launched."""
+        return None if self._process is None else self._process.pid
+
+    def send(self, request: Request) -> None:
+        self._sent_at = time.monotonic()
+        try:
+            self._connection.send_bytes(pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL))
+        except (BrokenPipeError, ConnectionResetError, OSError):
+            raise self._lost("died before it could take a request") from None
+
+    def receive(self, request: Request) -> Any:
+        while not self._connection.poll(POLL_S):
+            silence = time.monotonic() - max(self._numbers[TIME], self._sent_at)
+            if silence > max(self._silence_s, SILENCE_FACTOR * self._slowest_s):
+                assert self._process is not None
+                self._process.kill()
+                raise self._lost(f"gave no sign of life for {silence:.0f} s and was stopped")
+        try:
+            reply = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._lost("died") from None
+        if request.request_id:  # starting up says nothing about the time of a step
+            self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent_at)
+        return open_reply(self.worker_id, request, reply)
+
+    def _lost(self, what: str) -> WorkerLost:
+        assert self._process is not None
+        self._process.join(CLOSE_S)
+        code = self._process.exitcode
+        self._connection.close()
+        return WorkerLost(f"worker {self.worker_id} {what} (exit code {code})", code)
+
+    def cancel(self) -> None:
+        self._numbers[CANCEL] = 1.0
+
+    def close(self) -> None:
+        if self._process is None:
+            return
+        self.cancel()
+        self._connection.close()
+        self._process.join(CLOSE_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(CLOSE_S)
+
+    def progress(self, env_ids: tuple[int, ...]) -> Progress:
+        return _progress(self.worker_id, env_ids, self._numbers)
+
+
+@contextmanager
+def _child_environment() -> Iterator[None]:
+    """The environment a worker starts in: one thread, no inherited pinning."""
+    before = {name: os.environ.get(name) for name in (*_ONE_THREAD, *_PINNING)}
+    os.environ.update(dict.fromkeys(_ONE_THREAD, "1"))
+    for name in _PINNING:
+        os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

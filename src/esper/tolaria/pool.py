@@ -1,0 +1,386 @@
+"""Many workers behind the calls of one: splits envs, merges answers, and survives the death of a worker.
+
+Everything random is keyed, so a worker is rebuilt by replay: a new process that gets the episode's start and its specs
+again arrives at the same bits. The pool does not know what a worker computes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from types import TracebackType
+from typing import Any
+
+from esper.leyline import (
+    PROTOCOL_VERSION,
+    ActionOutcome,
+    ActionSpec,
+    EnvSnapshot,
+    EpisodeSeed,
+    EpochReport,
+    EventSink,
+    Severity,
+    StepResult,
+    TelemetryEvent,
+    TelemetryEventType,
+    WorkerStateChanged,
+)
+from esper.tolaria.engine import not_applied
+from esper.tolaria.handles import MIN_SILENCE_S, Handle, InlineHandle, ProcessHandle
+from esper.tolaria.messages import Hello, PoolFailure, Progress, Request, WorkerLost
+from esper.tolaria.runtime import usable_cores
+from esper.tolaria.worker import BuildWorker
+
+KINDS: tuple[str, ...] = ("inline", "process")
+MAX_RESTARTS = 5
+MAX_LOST_SHARE = 0.10
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One worker, its envs, and what it takes to bring another worker to the same point."""
+
+    handle: Handle
+    env_ids: tuple[int, ...] = ()
+    history: list[Request] = field(default_factory=list)
+    """Reset or restore, then every step since."""
+    reports: Mapping[int, EpochReport] = field(default_factory=dict)
+    abandoned: bool = False
+
+    @property
+    def working(self) -> bool:
+        return bool(self.env_ids) and not self.abandoned
+
+
+class EnginePool:
+    """Workers of one kind. Use it in a `with` block, or call `close`.
+
+    Args:
+        build: Makes a worker from `spec`; importable by name.
+        spec: Plain data.
+        kind: "inline" for one worker in this process, "process" for spawned ones.
+        workers: Number of processes; as many as there are usable cores if None. At most one per env is used.
+        wanted: Events that steps are to report.
+        sink: Told when a worker is lost, comes back or is given up.
+        replay_snapshot_every: Steps after which the start of a replay is moved up, for slow hosts; 0: never.
+        silence_s: Least time without a sign of life that makes a worker count as hung.
+        max_lost_share: Share of a round's envs that may be given up before the run stops.
+        through_pickle: Makes an inline worker send its messages through pickle.
+
+    Raises:
+        PoolFailure: A worker did not come up.
+    """
+
+    def __init__(
+        self,
+        build: BuildWorker,
+        spec: Any,
+        *,
+        kind: str = "inline",
+        workers: int | None = None,
+        wanted: frozenset[TelemetryEventType] = frozenset(),
+        sink: EventSink | None = None,
+        replay_snapshot_every: int = 0,
+        silence_s: float = MIN_SILENCE_S,
+        max_lost_share: float = MAX_LOST_SHARE,
+        through_pickle: bool = False,
+    ) -> None:
+        if kind not in KINDS:
+            raise ValueError(f"unknown worker kind {kind!r}. Known: {', '.join(KINDS)}")
+        count = (usable_cores() if workers is None else workers) if kind == "process" else 1
+        if count < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        self.kind = kind
+        self.wanted = wanted
+        self.num_restarts = 0
+        self.num_abandoned = 0
+        self._sink = sink
+        self._replay_snapshot_every = replay_snapshot_every
+        self._max_lost_share = max_lost_share
+        self._interrupted = False
+        self._next_id = 0
+        make: Callable[[int], Handle] = (
+            (lambda i: ProcessHandle(i, build, spec, silence_s))
+            if kind == "process"
+            else (lambda i: InlineHandle(i, build, spec, through_pickle))
+        )
+        self._lanes = [_Lane(make(i)) for i in range(count)]
+        self.hellos = self._start_all()
+        self.layout = self.hellos[0].layout
+        self.lifecycle = self.hellos[0].lifecycle
+
+    def _start_all(self) -> tuple[Hello, ...]:
+        handles = [lane.handle for lane in self._lanes]
+        try:
+            for handle in handles:
+                if isinstance(handle, ProcessHandle):
+                    handle.launch()
+            hellos = tuple(h.greet() if isinstance(h, ProcessHandle) else h.start() for h in handles)
+        except WorkerLost as lost:
+            self.close()
+            raise PoolFailure(
+                f"{lost} before its first message; call training under `if __name__ == '__main__':` "
+                "or use inline workers"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+        cores = set().union(*(hello.cores for hello in hellos))
+        if cores and len(cores) < len(hellos):
+            sys.stderr.write(f"esper: {len(hellos)} workers share {len(cores)} cores; check the CPU affinity\n")
+        return hellos
+
+    # ---- the calls of a worker
+
+    @property
+    def protocol_version(self) -> int:
+        """Version of the records that the calls carry."""
+        return PROTOCOL_VERSION
+
+    def reset(self, seeds: Sequence[EpisodeSeed]) -> StepResult:
+        """Starts one episode per seed, split over the workers in contiguous ranges."""
+        seeds = sorted(seeds, key=lambda seed: seed.env_id)
+        if len({seed.env_id for seed in seeds}) != len(seeds):
+            raise ValueError(f"an env is listed twice: {[seed.env_id for seed in seeds]}")
+        self._revive()
+        for lane, part in zip(self._lanes, split_evenly(seeds, len(self._lanes)), strict=True):
+            lane.env_ids = tuple(seed.env_id for seed in part)
+            lane.history, lane.reports = [], {}
+        self._warn_about_idling(len(seeds))
+        chosen = {seed.env_id: seed for seed in seeds}
+        return self._everywhere("reset", lambda lane: (tuple(chosen[i] for i in lane.env_ids),))
+
+    def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType] | None = None) -> StepResult:
+        """One op and one epoch in every env. Envs that were given up stay as they were last seen.
+
+        Args:
+            specs: One per env.
+            wanted: Events to report in this step; those of the pool if None.
+        """
+        by_env = {spec.env_id: spec for spec in specs}
+        if len(by_env) != len(specs) or set(by_env) != set(self.env_ids):
+            raise ValueError(f"expected one spec for each of the envs {self.env_ids}, got specs for {list(by_env)}")
+        events = self.wanted if wanted is None else wanted
+        result = self._everywhere("step", lambda lane: (tuple(by_env[i] for i in lane.env_ids), events))
+        if self._replay_snapshot_every and len(self._longest_history()) > self._replay_snapshot_every:
+            self._move_replay_start()
+        return self._with_lost(result, by_env)
+
+    def snapshot(self) -> Mapping[int, EnvSnapshot]:
+        """Whole envs by env id, those of lost workers excepted."""
+        answers = self._ask("snapshot", lambda lane: ())
+        return {env_id: packed for answer in answers.values() for env_id, packed in sorted(answer.items())}
+
+    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
+        """Continues from snapshots, split over the workers anew."""
+        self._revive()
+        for lane, part in zip(self._lanes, split_evenly(sorted(snapshots), len(self._lanes)), strict=True):
+            lane.env_ids, lane.history, lane.reports = tuple(part), [], {}
+        self._ask("restore", lambda lane: ({env_id: snapshots[env_id] for env_id in lane.env_ids},))
+
+    # ---- the life of the pool
+
+    @property
+    def env_ids(self) -> tuple[int, ...]:
+        """All envs of the round, lost ones included."""
+        return tuple(env_id for lane in self._lanes for env_id in lane.env_ids)
+
+    @property
+    def lost_envs(self) -> frozenset[int]:
+        """Envs whose episode of this round was given up with their worker."""
+        return frozenset(env_id for lane in self._lanes if lane.abandoned for env_id in lane.env_ids)
+
+    @property
+    def bitwise(self) -> bool:
+        """True while everything this pool returned is what any other pool would have returned."""
+        return self.num_abandoned == 0
+
+    def progress(self) -> tuple[Progress, ...]:
+        """Where the workers are; may be asked while another thread steps."""
+        return tuple(lane.handle.progress(lane.env_ids) for lane in self._lanes if lane.working)
+
+    def cancel(self) -> None:
+        """Makes a running step stop between two batches and raise StepCancelled. Safe in a signal handler."""
+        for lane in self._lanes:
+            lane.handle.cancel()
+
+    def close(self) -> None:
+        """Ends all workers, in the middle of a step if need be."""
+        self.cancel()
+        for lane in self._lanes:
+            lane.handle.close()
+        self._interrupted = True
+
+    def __enter__(self) -> EnginePool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- asking all workers
+
+    def _everywhere(self, call: str, arguments: Callable[[_Lane], tuple[Any, ...]]) -> StepResult:
+        outcomes: dict[int, ActionOutcome] = {}
+        reports: dict[int, EpochReport] = {}
+        for index, answer in self._ask(call, arguments).items():
+            self._lanes[index].reports = answer.reports
+            outcomes.update(answer.outcomes)
+            reports.update(answer.reports)
+        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports)
+
+    def _ask(self, call: str, arguments: Callable[[_Lane], tuple[Any, ...]]) -> dict[int, Any]:
+        """Sends one call to every working lane, then collects; answers by lane, in env order."""
+        if self._interrupted:
+            raise RuntimeError("this pool was closed or interrupted in the middle of a step; make a new one")
+        self._next_id += 1
+        self._interrupted = True  # until every answer is in, the pipes hold something nobody asked for
+        asked = []
+        for index, lane in enumerate(self._lanes):
+            if lane.working:
+                request = Request(request_id=self._next_id, call=call, arguments=arguments(lane))
+                asked.append((index, lane, request, self._send(lane, request)))
+        answers = {}
+        for index, lane, request, lost in asked:
+            answer = self._collect(lane, request, lost)
+            if not lane.abandoned:
+                answers[index] = answer
+                if call != "snapshot":
+                    lane.history.append(request)
+        self._interrupted = False
+        return answers
+
+    def _send(self, lane: _Lane, request: Request) -> WorkerLost | None:
+        try:
+            lane.handle.send(request)
+        except WorkerLost as lost:
+            return lost
+        return None
+
+    def _collect(self, lane: _Lane, request: Request, lost: WorkerLost | None) -> Any:
+        """The answer of a lane; a lost worker is replaced once, then given up."""
+        if lost is None:
+            try:
+                return lane.handle.receive(request)
+            except WorkerLost as error:
+                lost = error
+        started = time.monotonic()
+        self._tell(lane, "lost", lost, 0, 0.0)
+        self._count_restart(lost)
+        try:
+            lane.handle.start()
+            for past in lane.history:
+                lane.handle.send(past)
+                lane.handle.receive(past)
+            lane.handle.send(request)
+            answer = lane.handle.receive(request)
+        except WorkerLost as again:
+            self._abandon(lane, again)
+            return None
+        epochs = sum(past.call == "step" for past in lane.history)
+        self._tell(lane, "recovered", lost, epochs, (time.monotonic() - started) * 1e3)
+        return answer
+
+    # ---- losing workers
+
+    def _count_restart(self, lost: WorkerLost) -> None:
+        self.num_restarts += 1
+        if self.num_restarts > MAX_RESTARTS:
+            raise PoolFailure(
+                f"{lost}. Workers were lost {self.num_restarts} times in this run, the limit is {MAX_RESTARTS}; "
+                "look for memory limits or a crashing library"
+            )
+
+    def _abandon(self, lane: _Lane, lost: WorkerLost) -> None:
+        lane.abandoned = True
+        self.num_abandoned += len(lane.env_ids)
+        self._tell(lane, "abandoned", lost, 0, 0.0)
+        share = len(self.lost_envs) / len(self.env_ids)
+        if not lane.reports or share > self._max_lost_share:
+            raise PoolFailure(
+                f"{lost}, twice at the same step. {share:.0%} of the envs of this round are lost, "
+                f"the limit is {self._max_lost_share:.0%}; look for memory limits or a crashing library"
+            )
+
+    def _revive(self) -> None:
+        """Gives lanes that were given up a fresh worker for the next round."""
+        for lane in self._lanes:
+            if lane.abandoned:
+                try:
+                    lane.handle.start()
+                except WorkerLost as lost:
+                    raise PoolFailure(f"{lost} when it was started again") from None
+                lane.abandoned = False
+
+    def _with_lost(self, result: StepResult, specs: Mapping[int, ActionSpec]) -> StepResult:
+        """Adds envs that were given up: nothing applied, their last report, over."""
+        if not self.lost_envs:
+            return result
+        outcomes, reports = dict(result.outcomes), dict(result.reports)
+        for lane in self._lanes:
+            if lane.abandoned:
+                for env_id in lane.env_ids:
+                    outcomes[env_id] = not_applied(specs[env_id])
+                    reports[env_id] = replace(lane.reports[env_id], terminal=True, events=())
+        ordered = dict(sorted(reports.items()))
+        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=ordered)
+
+    def _tell(self, lane: _Lane, state: str, lost: WorkerLost, epochs: int, downtime_ms: float) -> None:
+        if self._sink is None:
+            return
+        payload = WorkerStateChanged(
+            worker_id=lane.handle.worker_id,
+            kind=self.kind,
+            state=state,
+            env_ids=lane.env_ids,
+            exit_code=lost.exit_code,
+            error=str(lost),
+            num_epochs_replayed=epochs,
+            downtime_ms=downtime_ms,
+        )
+        severity = Severity.ERROR if state == "abandoned" else Severity.WARNING
+        self._sink.emit(
+            TelemetryEvent(
+                type=TelemetryEventType.WORKER_STATE_CHANGED,
+                severity=severity,
+                round=None,
+                episode=None,
+                env=None,
+                epoch=None,
+                data=payload,
+            )
+        )
+
+    # ---- bounding the cost of a replay
+
+    def _longest_history(self) -> Sequence[Request]:
+        return max((lane.history for lane in self._lanes if lane.working), key=len, default=[])
+
+    def _move_replay_start(self) -> None:
+        answers = self._ask("snapshot", lambda lane: ())
+        for index, packed in answers.items():
+            self._next_id += 1
+            start = Request(request_id=self._next_id, call="restore", arguments=(dict(packed),))
+            self._lanes[index].history = [start]
+
+    def _warn_about_idling(self, num_envs: int) -> None:
+        busy = len([lane for lane in self._lanes if lane.env_ids])
+        if busy > 1 and num_envs % busy:
+            warnings.warn(
+                f"{num_envs} envs on {busy} workers: steps wait for the fullest worker; use a multiple of {busy}",
+                stacklevel=3,
+            )
+
+
+def split_evenly(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
+    """Contiguous ranges whose lengths differ by at most one, longer ones first."""
+    size, extra = divmod(len(items), parts)
+    bounds = [0]
+    for index in range(parts):
+        bounds.append(bounds[-1] + size + (index < extra))
+    return [items[a:b] for a, b in pairwise(bounds)]
