@@ -15,7 +15,7 @@ from typing import IO, cast
 import numpy as np
 
 from esper.leyline import DataDamaged
-from esper.runtime.data.images import LabelledImages, image_content
+from esper.runtime.data.images import LabelledImages, check_rows, image_content
 from esper.runtime.data.pickles import PickledArray, read_plain_dict
 from esper.runtime.data.records import Content
 
@@ -68,17 +68,16 @@ def _read_batch(data: bytes, place: str) -> LabelledImages:
     pixels, labels = batch.get("data"), batch.get("labels")
     if not isinstance(pixels, PickledArray):
         raise DataDamaged(f"{place}: expected an array under 'data', found {type(pixels).__name__}")
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise DataDamaged(f"{place}: expected a list of whole numbers under 'labels', found {type(labels).__name__}")
+    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**31 for label in labels):
+        raise DataDamaged(f"{place}: expected a list of whole numbers under 'labels', found something else")
     try:
         rows = pixels.to_bytes_array()
     except ValueError as error:
         raise DataDamaged(f"{place}: {error}") from error
     if rows.ndim != 2 or rows.shape[1] != np.prod(SHAPE) or not len(rows):
         raise DataDamaged(f"{place}: expected images of {np.prod(SHAPE)} bytes, found an array {rows.shape}")
-    if len(labels) != len(rows):
-        raise DataDamaged(f"{place}: {len(labels)} labels for {len(rows)} images; truncated?")
-    return LabelledImages(place=place, images=rows.reshape(-1, *SHAPE), labels=np.array(labels, dtype=np.int64))
+    images = LabelledImages(place=place, images=rows.reshape(-1, *SHAPE), labels=np.array(labels, dtype=np.int64))
+    return check_rows(images, NUM_CLASSES)
 
 
 def _read_folder(folder: Path) -> dict[str, bytes]:

@@ -24,11 +24,11 @@ class LabelledImages:
         return LabelledImages(place=self.place, images=self.images[rows], labels=self.labels[rows])
 
 
-def check_labelled(data: LabelledImages, num_classes: int) -> None:
-    """Refuses data that no task could be trained on.
+def check_rows(data: LabelledImages, num_classes: int) -> LabelledImages:
+    """Returns the data unchanged.
 
     Raises:
-        DataDamaged: Counts differ, a label is out of range, a class is missing, or the images are all one value.
+        DataDamaged: There are more or fewer labels than images, or a label is out of range.
     """
     images, labels = data.images, data.labels
     if len(images) != len(labels):
@@ -39,11 +39,15 @@ def check_labelled(data: LabelledImages, num_classes: int) -> None:
             f"{data.place}: label {labels[wrong[0]]} at row {wrong[0]}; expected {num_classes} classes "
             f"(0..{num_classes - 1})"
         )
-    missing = sorted(set(range(num_classes)) - set(labels.tolist()))
+    return data
+
+
+def _check_variety(data: LabelledImages, num_classes: int) -> None:
+    missing = sorted(set(range(num_classes)) - set(data.labels.tolist()))
     if missing:
         raise DataDamaged(f"{data.place}: expected {num_classes} classes, found no image of class {missing[0]}")
-    if images.min() == images.max():
-        raise DataDamaged(f"{data.place}: all pixels have the value {images.min()}; expected images")
+    if data.images.min() == data.images.max():
+        raise DataDamaged(f"{data.place}: all pixels have the value {data.images.min()}; expected images")
 
 
 def image_content(
@@ -57,9 +61,9 @@ def image_content(
     mean: tuple[float, ...],
     std: tuple[float, ...],
 ) -> Content:
-    """Checks both files, holds val out of the training one by class, and keeps pixels as uint8."""
-    check_labelled(training, num_classes)
-    check_labelled(test, num_classes)
+    """Checks both parts, holds val out of the training part by class, and keeps pixels as uint8."""
+    _check_variety(check_rows(training, num_classes), num_classes)
+    _check_variety(check_rows(test, num_classes), num_classes)
     num_val = max(1, round(len(training.labels) * val_share))
     train_rows, val_rows = hold_out(training.labels, num_val, key)
     train, val = training.take(train_rows), training.take(val_rows)
