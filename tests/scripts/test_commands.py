@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from esper.kasmina import load_model
+from esper.leyline import EpisodeSeed, TelemetryEventType
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.scripts.cli import main
-from esper.scripts.host_run import build_model, default_schedule, run_host
+from esper.scripts.host_runs import HostRunner, score_committed, with_overrides
+from esper.tamiyo.controllers import CONTROLLERS
+
+SEED = [EpisodeSeed(env_id=0, episode=0, run_seed=0)]
 
 
 def esper(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -57,7 +61,10 @@ def test_evaluate_goes_on_where_it_stopped_and_refuses_to_mix(
         (["grow", "--blueprint", "cnn.convv"], "unknown blueprint 'cnn.convv'. Known: mlp.norm"),
         (["grow", "--epochs", "0"], "horizon must be at least 1, got 0"),
         (["grow", "--budget", "0"], "param_budget must be at least 1, got 0"),
+        (["grow", "--controller", "heurstic"], "unknown controller 'heurstic'. Known: wait_only"),
         (["evaluate", "--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["evaluate", "--workers", "0"], "--workers must be at least 1, got 0"),
+        (["evaluate", "--arms", "schedul"], "unknown controller 'schedul'. Known: wait_only"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_exit_code_2(args: list[str], message: str, tmp_path: Path) -> None:
@@ -78,29 +85,39 @@ def test_missing_data_names_places_and_remedy(tmp_path: Path, monkeypatch: pytes
 
 
 def test_leaving_alone_and_growing_start_from_the_same_bits() -> None:
-    task = override(get_task_spec("digits_blind"), horizon=1)
+    task = override(get_task_spec("digits_blind"), horizon=6)
+    with HostRunner(task, load_task_data(task)) as runner:
+        (alone,) = runner.run(runner.controller("wait_only"), SEED)
+        (grown,) = runner.run(runner.controller("schedule"), SEED)
+    # In the first epoch the seed trains behind the host, which therefore is the same host still.
+    assert alone.reports[0].val_loss == grown.reports[0].val_loss
+    assert alone.reports[0].train_loss == grown.reports[0].train_loss
+    assert alone.reports[-1].val_loss != grown.reports[-1].val_loss
+
+
+def test_a_budget_holds_in_every_epoch() -> None:
+    task = with_overrides(get_task_spec("digits_blind"), epochs=16, budget=900)
+    with HostRunner(task, load_task_data(task)) as runner:
+        (run,) = runner.run(runner.controller("schedule"), SEED)
+    assert max(report.total_params for report in run.reports) == 794
+    planted = [event for event in run.events if event.type is TelemetryEventType.SEED_GERMINATED]
+    assert len(planted) == 1, "the schedule has a second seed, and the budget has no room for it"
+
+
+@pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "rate_matched"])
+def test_every_fixed_controller_plays_a_real_host(name: str) -> None:
+    task = override(get_task_spec("digits_limited"), horizon=12)
+    with HostRunner(task, load_task_data(task)) as runner:
+        (run,) = runner.run(runner.controller(name), SEED)
+    assert len(run.reports) == 12
+    assert run.reports[-1].val_accuracy_pct > 60
+
+
+def test_the_delivered_network_scores_what_validation_measured() -> None:
+    task = override(get_task_spec("digits_blind"), horizon=8)
     data = load_task_data(task)
-    plan = default_schedule(build_model(task, data, 3).layout, 40)
-    alone, grown = run_host(task, data, (), 3), run_host(task, data, plan, 3)
-    for name, param in alone.model.host_parameters().items():
-        assert torch.equal(param, grown.model.host_parameters()[name]), name
-    assert alone.history[0].val_loss == grown.history[0].val_loss
-
-
-def test_a_budget_holds() -> None:
-    task = get_task_spec("digits_blind")
-    layout = build_model(task, load_task_data(task), 0).layout
-    assert len(default_schedule(layout, 40)) == 9
-    done = run_within_budget(900)
-    assert done <= 900
-
-
-def run_within_budget(budget: int) -> int:
-    from dataclasses import replace
-
-    task = get_task_spec("digits_blind")
-    task = override(task, horizon=16, lifecycle=replace(task.lifecycle, param_budget=budget))
-    data = load_task_data(task)
-    run = run_host(task, data, default_schedule(build_model(task, data, 0).layout, 16), 0)
-    assert run.undone, "the second seed cannot have been planted"
-    return run.model.param_counts().total
+    with HostRunner(task, data) as runner:
+        (run,) = runner.run(runner.controller("schedule"), SEED)
+    loss, accuracy = score_committed(task, data, run.model, data.val)
+    assert accuracy == run.reports[-1].committed_accuracy_pct
+    assert loss == pytest.approx(run.reports[-1].committed_loss, rel=1e-6)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Union
 
 import tyro
 
 from esper.leyline import DataDamaged, DataNotFound, ModelFileError
+from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
 from esper.scripts.tasks import tasks_command
 
+# Commands import torch when they run, not before, so that help and errors come at once.
 COMMANDS: dict[str, Callable[..., None]] = {
     "grow": grow_command,
     "evaluate": evaluate_command,
     "tasks": tasks_command,
+}
+BENCHMARKS: dict[str, Callable[..., None]] = {
+    "coalitions": bench_coalitions_command,
 }
 
 USER_ERRORS = (ValueError, DataNotFound, DataDamaged, ModelFileError, ImportError, PermissionError, NotADirectoryError)
@@ -28,9 +34,7 @@ EXIT_INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one subcommand. What the user got wrong is one line and exit code 2; ESPER_DEBUG=1 adds the traceback."""
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="esper", description="Esper grows neural networks while they train.", args=argv
-        )
+        tyro.cli(_commands(), prog="esper", description="Esper grows neural networks while they train.", args=argv)
     except USER_ERRORS as error:
         if os.environ.get("ESPER_DEBUG"):
             traceback.print_exc()
@@ -39,6 +43,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
         raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def _commands() -> Any:
+    bench = Annotated[
+        _one_of(BENCHMARKS),
+        tyro.conf.subcommand(name="bench", description="Measure speed, beside what it is up against."),
+    ]
+    return Union[_one_of(COMMANDS), bench]  # noqa: UP007 (made at run time)
+
+
+def _one_of(commands: Mapping[str, Callable[..., None]]) -> Any:
+    rows = tuple(
+        Annotated[Any, tyro.conf.subcommand(name=name, constructor=command)] for name, command in commands.items()
+    )
+    return Union[rows]  # noqa: UP007 (made at run time)
 
 
 if __name__ == "__main__":

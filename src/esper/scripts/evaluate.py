@@ -10,7 +10,7 @@ import hashlib
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,14 +20,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from esper import __version__
-from esper.leyline import record
+from esper.leyline import EpisodeSeed, SeedStage, record
 
 if TYPE_CHECKING:
-    from esper.runtime.datasets import Dataset
+    from esper.runtime.datasets import Dataset, Split
     from esper.runtime.tasks import TaskSpec
-    from esper.scripts.host_run import PlannedOp
+    from esper.scripts.host_runs import HostRun, HostRunner
 
-ARMS = ("wait_only", "schedule")
+BASELINE = "wait_only"
 # Run seeds of evaluations start here; training and tuning of controllers use lower ones.
 FIRST_SEED = 20_000
 
@@ -43,57 +43,84 @@ class ArmResult:
     test_accuracy_pct: float
     test_loss: float
     params: int
+    planted: int
     kept: int
-    cpu_s: float
+    rollbacks: int
+    wall_s: float
+    """Wall-clock of the run; hosts trained side by side in one worker share it."""
 
 
 def evaluate_command(
     task: Annotated[str, tyro.conf.arg(help="What to evaluate on; `esper tasks` lists them.")] = "digits_blind",
+    arms: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            help="Controllers to compare with wait_only: schedule, periodic, plateau, fragrow, heuristic, random."
+        ),
+    ] = ("schedule",),
     seeds: Annotated[int, tyro.conf.arg(help="Paired run seeds per arm.")] = 5,
     blueprint: Annotated[
         str | None, tyro.conf.arg(help="Seed that the schedule plants; default: one that suits the host.")
     ] = None,
+    budget: Annotated[
+        int | None, tyro.conf.arg(help="Most parameters a host and its seeds may have together, in every arm.")
+    ] = None,
+    workers: Annotated[int, tyro.conf.arg(help="Processes; the results do not depend on it.")] = 1,
     data_dir: Annotated[Path | None, tyro.conf.arg(help="Where the data lies, if not in a usual place.")] = None,
     out: Annotated[Path | None, tyro.conf.arg(help="Folder for results; default: runs/evaluate-TASK.")] = None,
 ) -> None:
-    """Compare a host left alone with the same host grown by a fixed schedule, on the test split.
+    """Compare controllers on the same hosts, on the test split.
 
-    Both arms of a pair share initial weights, batches, optimizer and number of epochs. What counts is the committed
-    network (host and kept seeds) after the last epoch, never the best epoch. Each finished run is written at once; a
-    second start with the same --out goes on where the first one stopped.
+    All arms of a pair share initial weights, batches, optimizer, number of epochs and parameter budget; `wait_only`,
+    which leaves the host alone, is always among them. What counts is the committed network (host and kept seeds)
+    after the last epoch, never the best epoch. Finished runs are written at once; a second start with the same --out
+    goes on where the first one stopped.
     """
-    import torch
-
     from esper.runtime.tasks import get_task_spec, load_task_data
+    from esper.scripts.host_runs import HostRunner, with_overrides
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
-    torch.set_num_threads(1)
-    spec = get_task_spec(task)
+    names = (BASELINE, *(arm for arm in dict.fromkeys(arms) if arm != BASELINE))
+    spec = with_overrides(get_task_spec(task), epochs=None, budget=budget)
     data = load_task_data(spec, data_dir)
     folder = Path("runs") / f"evaluate-{spec.name}" if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
     setup = _setup(spec, data, blueprint)
-    wanted = [(arm, FIRST_SEED + number) for number in range(seeds) for arm in ARMS]
     results = _read(folder / "results.csv", setup)
-    columns = (TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(spec.name, total=len(wanted))
-        for arm, run_seed in wanted:
-            progress.update(bar, description=f"{arm} {run_seed}")
-            if (arm, run_seed) not in results:
-                result = _run(spec, data, arm, run_seed, blueprint, setup)
-                _append(folder / "results.csv", result)
-                results[arm, run_seed] = result
-                if not console.is_terminal:
-                    console.print(f"{arm} {run_seed}: {result.test_accuracy_pct:.2f} %, loss {result.test_loss:.4f}")
-            progress.advance(bar)
-    rows = [results[key] for key in wanted]
-    console.print(_table(spec, rows))
-    report = _report(spec, data, rows, seeds)
-    (folder / "report.md").write_text(report, encoding="utf-8")
-    console.print(f"Saved in {folder}: results.csv (one row per run), report.md")
+    console = Console()
+    with HostRunner(spec, data, workers=workers) as runner:
+        for name in names:
+            runner.controller(name, blueprint)  # a wrong name or blueprint shows before anything runs
+        folder.mkdir(parents=True, exist_ok=True)
+        test = data.open_test()
+        with _progress(console) as progress:
+            bar = progress.add_task(spec.name, total=len(names) * seeds)
+            for arm in names:
+                for chunk in _chunks(seeds, 2 * workers):
+                    progress.update(bar, description=arm)
+                    missing = [seed for seed in chunk if (arm, seed.run_seed) not in results]
+                    for result in _run(runner, spec, data, test, arm, missing, blueprint, setup):
+                        _append(folder / "results.csv", result)
+                        results[arm, result.run_seed] = result
+                        if not console.is_terminal:
+                            console.print(_line(result), highlight=False)
+                    progress.advance(bar, len(chunk))
+    rows = [results[arm, FIRST_SEED + number] for arm in names for number in range(seeds)]
+    console.print(_table(spec, names, rows))
+    (folder / "report.md").write_text(_report(spec, data, names, rows), encoding="utf-8")
+    console.print(f"Saved in {folder}: results.csv (one row per run), report.md", soft_wrap=True)
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def _chunks(seeds: int, size: int) -> Iterator[list[EpisodeSeed]]:
+    """Seeds in groups that run side by side. A seed keeps its env id, so that its host is the same in every arm."""
+    every = [EpisodeSeed(env_id=n, episode=0, run_seed=FIRST_SEED + n) for n in range(seeds)]
+    for start in range(0, seeds, size):
+        yield every[start : start + size]
 
 
 def _setup(spec: TaskSpec, data: Dataset, blueprint: str | None) -> str:
@@ -101,27 +128,43 @@ def _setup(spec: TaskSpec, data: Dataset, blueprint: str | None) -> str:
     return hashlib.sha256(facts.encode()).hexdigest()[:12]
 
 
-def _run(spec: TaskSpec, data: Dataset, arm: str, run_seed: int, blueprint: str | None, setup: str) -> ArmResult:
-    from esper.leyline import SeedStage
-    from esper.scripts.host_run import build_model, default_schedule, fossils, run_host, validate
+def _run(
+    runner: HostRunner,
+    spec: TaskSpec,
+    data: Dataset,
+    test: Split,
+    arm: str,
+    seeds: Sequence[EpisodeSeed],
+    blueprint: str | None,
+    setup: str,
+) -> Iterator[ArmResult]:
+    from esper.scripts.host_runs import score_committed
 
-    start = time.process_time()
-    plan: tuple[PlannedOp, ...] = ()
-    if arm == "schedule":
-        plan = default_schedule(build_model(spec, data, run_seed).layout, spec.horizon, blueprint)
-    run = run_host(spec, data, plan, run_seed)
-    committed = fossils(run.model)
-    ((loss, accuracy),) = validate(spec, data, run.model, data.open_test(), [committed]).values()
-    return ArmResult(
-        setup=setup,
-        arm=arm,
-        run_seed=run_seed,
-        test_accuracy_pct=accuracy,
-        test_loss=loss,
-        params=run.model.param_counts().committed,
-        kept=sum(slot.stage is SeedStage.FOSSILIZED for slot in run.model.all_slots()),
-        cpu_s=time.process_time() - start,
-    )
+    if not seeds:
+        return
+    start = time.perf_counter()
+    runs = runner.run(runner.controller(arm, blueprint), seeds)
+    wall_s = time.perf_counter() - start
+    for run in runs:
+        loss, accuracy = score_committed(spec, data, run.model, test)
+        yield ArmResult(
+            setup=setup,
+            arm=arm,
+            run_seed=run.run_seed,
+            test_accuracy_pct=accuracy,
+            test_loss=loss,
+            params=run.reports[-1].committed_params,
+            planted=_planted(run),
+            kept=sum(slot.stage is SeedStage.FOSSILIZED for slot in run.reports[-1].slots),
+            rollbacks=sum(report.rollback_reason is not None for report in run.reports),
+            wall_s=wall_s,
+        )
+
+
+def _planted(run: HostRun) -> int:
+    from esper.leyline import TelemetryEventType
+
+    return sum(event.type is TelemetryEventType.SEED_GERMINATED for event in run.events)
 
 
 def _read(path: Path, setup: str) -> dict[tuple[str, int], ArmResult]:
@@ -131,7 +174,10 @@ def _read(path: Path, setup: str) -> dict[tuple[str, int], ArmResult]:
         rows = list(csv.DictReader(file))
     fields: Mapping[str, str] = ArmResult.__annotations__
     convert = {"str": str, "int": int, "float": float}
-    found = [ArmResult(**{name: convert[kind](row[name]) for name, kind in fields.items()}) for row in rows]
+    try:
+        found = [ArmResult(**{name: convert[kind](row[name]) for name, kind in fields.items()}) for row in rows]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a results file of this version ({error}); choose another --out") from error
     if any(result.setup != setup for result in found):
         raise ValueError(f"{path} holds results of another task, schedule or version; choose another --out")
     return {(result.arm, result.run_seed): result for result in found}
@@ -147,67 +193,83 @@ def _append(path: Path, result: ArmResult) -> None:
         writer.writerow([getattr(result, name) for name in names])
 
 
-def _differences(rows: Sequence[ArmResult], field: str) -> list[float]:
-    """How much the schedule is above waiting, seed by seed."""
-    by_arm = {arm: {row.run_seed: float(getattr(row, field)) for row in rows if row.arm == arm} for arm in ARMS}
-    return [by_arm["schedule"][seed] - by_arm["wait_only"][seed] for seed in by_arm["wait_only"]]
+def _line(result: ArmResult) -> str:
+    return (
+        f"{result.arm} {result.run_seed}: {result.test_accuracy_pct:.2f} %, loss {result.test_loss:.4f}, "
+        f"{result.params:,} parameters"
+    )
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+# ---- tables
+
+HEADER = ("arm", "accuracy (%)", "loss (nats)", "parameters", "planted", "kept", "accuracy - wait", "loss - wait")
+
+
+def _spread(values: Sequence[float], digits: int, sign: str = "") -> str:
     deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.{digits}f}{deviation}"
+    return f"{statistics.fmean(values):{sign}.{digits}f}{deviation}"
 
 
-def _cells(rows: Sequence[ArmResult]) -> list[list[str]]:
-    lines = []
-    for arm in ARMS:
+def differences(rows: Sequence[ArmResult], arm: str, field: str) -> list[float]:
+    """How much an arm is above waiting, seed by seed."""
+    values = {(row.arm, row.run_seed): float(getattr(row, field)) for row in rows}
+    return [values[arm, seed] - value for (name, seed), value in values.items() if name == BASELINE]
+
+
+def _cells(names: Sequence[str], rows: Sequence[ArmResult]) -> Iterator[list[str]]:
+    for arm in names:
         own = [row for row in rows if row.arm == arm]
-        lines.append(
-            [
-                arm,
-                _spread([row.test_accuracy_pct for row in own], 2),
-                _spread([row.test_loss for row in own], 4),
-                f"{statistics.fmean(row.params for row in own):,.0f}",
-                _spread([row.kept for row in own], 1),
-                f"{statistics.fmean(row.cpu_s for row in own):.1f}",
-            ]
+        gain, drop = (
+            ("", "")
+            if arm == BASELINE
+            else (
+                _spread(differences(rows, arm, "test_accuracy_pct"), 2, "+"),
+                _spread(differences(rows, arm, "test_loss"), 3, "+"),
+            )
         )
-    gains = _differences(rows, "test_accuracy_pct")
-    losses = _differences(rows, "test_loss")
-    lines.append(["schedule - wait_only", _spread(gains, 2), _spread(losses, 4), "", "", ""])
-    return lines
+        yield [
+            arm,
+            _spread([row.test_accuracy_pct for row in own], 2),
+            _spread([row.test_loss for row in own], 3),
+            f"{statistics.fmean(row.params for row in own):,.0f}",
+            f"{statistics.fmean(row.planted for row in own):.1f}",
+            f"{statistics.fmean(row.kept for row in own):.1f}",
+            gain,
+            drop,
+        ]
 
 
-HEADER = ("arm", "test accuracy (%)", "test loss (nats)", "parameters", "seeds kept", "CPU s")
-
-
-def _table(spec: TaskSpec, rows: Sequence[ArmResult]) -> Table:
-    num = len(rows) // len(ARMS)
-    table = Table(title=f"{spec.name}, {spec.horizon} epochs, {num} paired seeds, mean ± sd", title_justify="left")
-    for name in HEADER:
-        table.add_column(name, justify="left" if name == "arm" else "right")
-    for line in _cells(rows):
-        table.add_row(*line)
+def _table(spec: TaskSpec, names: Sequence[str], rows: Sequence[ArmResult]) -> Table:
+    num = len(rows) // len(names)
+    title = f"{spec.name}: test split, {spec.horizon} epochs, {num} paired seeds, mean ± sd"
+    table = Table(title=title, title_justify="left")
+    shown = [position for position, name in enumerate(HEADER) if name not in ("planted", "loss - wait")]
+    for position in shown:
+        table.add_column(HEADER[position], justify="left" if position == 0 else "right")
+    for line in _cells(names, rows):
+        table.add_row(*(line[position] for position in shown))
     return table
 
 
-def _report(spec: TaskSpec, data: Dataset, rows: Sequence[ArmResult], seeds: int) -> str:
+def _report(spec: TaskSpec, data: Dataset, names: Sequence[str], rows: Sequence[ArmResult]) -> str:
+    seeds = [row.run_seed for row in rows if row.arm == BASELINE]
     lines = [
-        f"# {spec.name}: a fixed schedule against leaving the host alone",
+        f"# {spec.name}",
         "",
-        f"Command: `esper {' '.join(sys.argv[1:])}`. {data.description}, sha256 {data.sha256[:16]}. Test split of "
-        f"{data.num_test} rows, committed network after epoch {spec.horizon}, run seeds {FIRST_SEED} to "
-        f"{FIRST_SEED + seeds - 1}, mean ± standard deviation over seeds.",
+        f"Command: `esper {' '.join(sys.argv[1:])}`",
+        "",
+        f"{data.description}, sha256 {data.sha256[:16]}. Test split of {data.num_test} rows; committed network after "
+        f"epoch {spec.horizon}; run seeds {seeds[0]} to {seeds[-1]}; mean ± standard deviation over seeds.",
         "",
         "| " + " | ".join(HEADER) + " |",
-        "|" + "---|" * len(HEADER),
-        *("| " + " | ".join(line) + " |" for line in _cells(rows)),
-        "",
-        "Paired differences by seed, accuracy in points: "
-        + ", ".join(f"{value:+.2f}" for value in _differences(rows, "test_accuracy_pct"))
-        + "; loss in nats: "
-        + ", ".join(f"{value:+.4f}" for value in _differences(rows, "test_loss"))
-        + ".",
+        "|---" + "|---:" * (len(HEADER) - 1) + "|",
+        *("| " + " | ".join(line) + " |" for line in _cells(names, rows)),
         "",
     ]
+    for arm in names[1:]:
+        gains = ", ".join(f"{value:+.2f}" for value in differences(rows, arm, "test_accuracy_pct"))
+        drops = ", ".join(f"{value:+.4f}" for value in differences(rows, arm, "test_loss"))
+        lines.append(f"{arm} - {BASELINE} by seed: accuracy in points {gains}; loss in nats {drops}.")
+    failed = sum(row.rollbacks for row in rows)
+    lines += ["", f"Rollbacks in all runs: {failed}.", ""]
     return "\n".join(lines)

@@ -1,10 +1,8 @@
-"""`esper grow`: grow one host by a fixed schedule, beside the same host left alone, and show what it brought."""
+"""`esper grow`: grow one host, beside the same host left alone, and show what it brought."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,17 +11,41 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from esper.leyline import SeedStage, SlotTransition
+from esper.leyline import (
+    ActionExecutionResult,
+    EpisodeSeed,
+    SeedEnded,
+    SeedGerminated,
+    SeedStage,
+    SeedStageChanged,
+    TelemetryEvent,
+    TelemetryEventType,
+)
 
 if TYPE_CHECKING:
     from esper.runtime.tasks import TaskSpec
-    from esper.scripts.host_run import EpochRow, HostRun
+    from esper.scripts.host_runs import HostRun, OnEpoch
+
+HISTORY = (
+    "epoch",
+    "train_loss",
+    "train_accuracy_pct",
+    "val_loss",
+    "val_accuracy_pct",
+    "committed_loss",
+    "committed_accuracy_pct",
+    "total_params",
+    "committed_params",
+)
 
 
 def grow_command(
     task: Annotated[str, tyro.conf.arg(help="What to train on; `esper tasks` lists them.")] = "digits_blind",
+    controller: Annotated[
+        str, tyro.conf.arg(help="Who decides: schedule, periodic, plateau, fragrow, heuristic, random.")
+    ] = "schedule",
     blueprint: Annotated[
-        str | None, tyro.conf.arg(help="Seed to plant, such as cnn.conv; default: one that suits the host.")
+        str | None, tyro.conf.arg(help="Seed that the schedule plants, such as cnn.conv; default: one that suits.")
     ] = None,
     seed: Annotated[int, tyro.conf.arg(help="Decides initial weights and the order of data.")] = 0,
     epochs: Annotated[int | None, tyro.conf.arg(help="Epochs to train; default: the task's own horizon.")] = None,
@@ -35,52 +57,49 @@ def grow_command(
         Path | None, tyro.conf.arg(help="Folder for the grown network, history and plot; default: runs/grow-TASK.")
     ] = None,
 ) -> None:
-    """Grow a network by a fixed schedule and compare it with the same network left alone.
+    """Grow a network and compare it with the same network left alone.
 
-    Both runs start from the same weights and see the same batches in the same order. One seed after the other is
-    planted, trained behind the host, blended in over three epochs and kept if it helps. The result is a table of
-    what grew and what it brought, the grown network as a file that loads without Esper (network.pt2), one that can
-    go on growing (model.safetensors), the history, and a plot.
+    Both runs start from the same weights and see the same batches in the same order. By default one seed after the
+    other is planted, trained behind the host, blended in over three epochs and kept if it helps. The result is a
+    table of what grew and what it brought, the grown network as a file that loads without Esper (network.pt2), one
+    that can go on growing (model.safetensors), the history, and a plot.
 
     Accuracies are on the validation split; `esper evaluate` opens the test split.
     """
-    import torch
-
     from esper.kasmina import export_model, save_model
-    from esper.runtime.tasks import get_task_spec, load_task_data, override
-    from esper.scripts.host_run import build_model, default_schedule, run_host
+    from esper.runtime.tasks import get_task_spec, load_task_data
+    from esper.scripts.host_runs import HostRunner, with_overrides
     from esper.scripts.plots import plot_growth
 
-    torch.set_num_threads(1)
-    spec = get_task_spec(task)
-    if epochs is not None:
-        spec = override(spec, horizon=epochs)
-    if budget is not None:
-        spec = override(spec, lifecycle=replace(spec.lifecycle, param_budget=budget))
+    spec = with_overrides(get_task_spec(task), epochs=epochs, budget=budget)
     folder = Path("runs") / f"grow-{spec.name}" if out is None else out
     data = load_task_data(spec, data_dir)
-    plan = default_schedule(build_model(spec, data, seed).layout, spec.horizon, blueprint)
-    folder.mkdir(parents=True, exist_ok=True)
+    seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=seed)]
     console = Console()
-    console.print(f"[bold]{spec.name}[/bold]: {spec.description}")
-    console.print(f"{data.description}; {len(data.train):,} to train on, {len(data.val):,} to validate on")
-
-    with _progress(console) as progress:
-        alone = run_host(spec, data, (), seed, _reporter(progress, console, "left alone", spec))
-        grown = run_host(spec, data, plan, seed, _reporter(progress, console, "growing", spec))
+    with HostRunner(spec, data) as runner:
+        deciding = runner.controller(controller, blueprint)
+        folder.mkdir(parents=True, exist_ok=True)
+        console.print(f"[bold]{spec.name}[/bold]: {spec.description}", soft_wrap=True)
+        console.print(
+            f"{data.description}; {len(data.train):,} rows to train on, {len(data.val):,} to validate on",
+            soft_wrap=True,
+        )
+        with _progress(console) as progress:
+            watch = _reporter(progress, console, "left alone", spec)
+            (alone,) = runner.run(runner.controller("wait_only"), seeds, watch)
+            watch = _reporter(progress, console, "growing", spec)
+            (grown,) = runner.run(deciding, seeds, watch)
 
     console.print(_seed_table(grown))
     console.print(_result_table(spec, alone, grown))
-    save_model(grown.model, folder / "model.safetensors", optimizer=grown.optimizer, extra={"task": spec.name})
+    save_model(grown.model, folder / "model.safetensors", extra={"task": spec.name})
     export_model(grown.model, folder / "network.pt2")
     _write_history(folder / "history.csv", alone, grown)
     plotted = plot_growth(folder / "growth.png", spec, alone, grown)
-    for planned in grown.undone:
-        op = planned.spec
-        console.print(f"[yellow]never became legal:[/yellow] {op.op.name} {op.slot} planned for epoch {planned.epoch}")
     console.print(
         f"Saved in {folder}: network.pt2 (loads with torch alone), model.safetensors (can go on growing), history.csv"
-        + (", growth.png" if plotted else "; no plot: pip install 'esper[plots]'")
+        + (", growth.png" if plotted else "; no plot: pip install 'esper[plots]'"),
+        soft_wrap=True,
     )
 
 
@@ -96,89 +115,94 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _reporter(
-    progress: Progress, console: Console, label: str, spec: TaskSpec
-) -> Callable[[EpochRow, Sequence[SlotTransition]], None]:
+def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) -> OnEpoch:
     bar = progress.add_task(label, total=spec.horizon, facts="")
 
-    def report(row: EpochRow, moves: Sequence[SlotTransition]) -> None:
-        facts = f"val {_metric(spec, row)}  {row.params:,} params"
+    def report(state: ActionExecutionResult) -> None:
+        (now,) = state.reports
+        metric = f"{now.val_accuracy_pct:5.1f} %" if spec.metric == "accuracy" else f"loss {now.val_loss:.3f}"
+        facts = f"val {metric}  {now.total_params:,} params"
         progress.update(bar, advance=1, facts=facts)
-        for move in moves:
-            console.print(_story(row.epoch, move), highlight=False)
-        if not console.is_terminal and (row.epoch + 1) % max(1, spec.horizon // 8) == 0:
-            console.print(f"{label}: epoch {row.epoch + 1}/{spec.horizon}  {facts}", highlight=False)
+        for event in now.events:
+            console.print(f"  epoch {now.epochs_done:3}  {_story(event)}", highlight=False)
+        if now.rollback_reason is not None:
+            console.print(f"  epoch {now.epochs_done:3}  rolled back: {now.rollback_reason.value}", style="yellow")
+        if not console.is_terminal and now.epochs_done % max(1, spec.horizon // 8) == 0:
+            console.print(f"{label}: epoch {now.epochs_done}/{spec.horizon}  {facts}", highlight=False)
 
     return report
 
 
-def _metric(spec: TaskSpec, row: EpochRow) -> str:
-    return f"{row.val_accuracy_pct:5.1f} %" if spec.metric == "accuracy" else f"loss {row.val_loss:.3f}"
-
-
-def _story(epoch: int, move: SlotTransition) -> str:
-    worth = "" if move.contribution_pp is None else f", worth {move.contribution_pp:+.1f} points"
-    what = {
-        SeedStage.GERMINATED: f"planted {move.blueprint} ({move.params:,} parameters)",
+def _story(event: TelemetryEvent) -> str:
+    told = event.data
+    if isinstance(told, SeedGerminated):
+        return f"{told.slot_id}  planted {told.blueprint} ({told.params:,} parameters, {told.blend})"
+    if isinstance(told, SeedEnded):
+        kept = event.type is TelemetryEventType.SEED_FOSSILIZED
+        worth = "" if told.contribution_pp is None else f", worth {told.contribution_pp:+.1f} points"
+        return f"{told.slot_id}  {'kept' if kept else 'removed'} {told.blueprint}{worth}"
+    assert isinstance(told, SeedStageChanged)
+    words = {
         SeedStage.TRAINING: "trains behind the host",
         SeedStage.BLENDING: "starts to blend in",
-        SeedStage.HOLDING: f"is fully blended{worth}",
-        SeedStage.FOSSILIZED: f"is kept{worth}",
-        SeedStage.PRUNED: "was removed",
+        SeedStage.HOLDING: "is fully blended",
         SeedStage.EMBARGOED: "rests",
         SeedStage.DORMANT: "is free again",
-    }[move.target]
-    return f"  epoch {epoch + 1:3}  {move.slot_id}  {what}"
+    }
+    return f"{told.slot_id}  {words[told.to_stage]}"
 
 
 def _seed_table(run: HostRun) -> Table:
     table = Table(title="What grew", title_justify="left")
     for name in ("slot", "seed", "parameters", "planted", "kept", "worth at the end"):
-        table.add_column(
-            name, justify="right" if name in ("parameters", "planted", "kept", "worth at the end") else "left"
-        )
-    born = {move.seed_id: epoch for epoch, move in run.moves if move.target is SeedStage.GERMINATED}
-    kept = {move.seed_id: epoch for epoch, move in run.moves if move.target is SeedStage.FOSSILIZED}
-    for report in run.model.reports():
-        if report.seed_id is None or report.blueprint is None:
+        table.add_column(name, justify="left" if name in ("slot", "seed") else "right")
+    born, kept = (
+        _epochs_of(run, TelemetryEventType.SEED_GERMINATED),
+        _epochs_of(run, TelemetryEventType.SEED_FOSSILIZED),
+    )
+    for slot in run.reports[-1].slots:
+        if slot.seed_id is None or slot.blueprint is None:
             continue
-        worth = "not measured" if report.contribution_pp is None else f"{report.contribution_pp:+.1f} points"
-        kept_at = f"epoch {kept[report.seed_id] + 1}" if report.seed_id in kept else "not kept"
+        worth = "not measured" if slot.contribution_pp is None else f"{slot.contribution_pp:+.1f} points"
+        kept_at = f"epoch {kept[slot.slot_id] + 1}" if slot.slot_id in kept else "not kept"
         table.add_row(
-            report.slot_id,
-            report.blueprint,
-            f"{report.params:,}",
-            f"epoch {born[report.seed_id] + 1}",
-            kept_at,
-            worth,
+            slot.slot_id, slot.blueprint, f"{slot.params:,}", f"epoch {born[slot.slot_id] + 1}", kept_at, worth
         )
     return table
+
+
+def _epochs_of(run: HostRun, kind: TelemetryEventType) -> dict[str, int]:
+    """Slot -> epoch of the last event of this kind."""
+    found = {}
+    for event in run.events:
+        if event.type is kind and isinstance(event.data, SeedGerminated | SeedEnded):
+            assert event.epoch is not None
+            found[event.data.slot_id] = event.epoch
+    return found
 
 
 def _result_table(spec: TaskSpec, alone: HostRun, grown: HostRun) -> Table:
     table = Table(title=f"What it brought after {spec.horizon} epochs (validation)", title_justify="left")
     for name in ("network", "accuracy", "loss", "parameters"):
         table.add_column(name, justify="left" if name == "network" else "right")
+    rows = []
     for name, run in (("left alone", alone), ("grown", grown)):
-        row, params = run.history[-1], run.model.param_counts().committed
-        table.add_row(name, f"{row.committed_accuracy_pct:.1f} %", f"{row.committed_loss:.3f}", f"{params:,}")
-    before, after = alone.history[-1], grown.history[-1]
+        last = run.reports[-1]
+        assert last.committed_accuracy_pct is not None
+        assert last.committed_loss is not None
+        rows.append((last.committed_accuracy_pct, last.committed_loss, last.committed_params))
+        table.add_row(name, f"{rows[-1][0]:.1f} %", f"{rows[-1][1]:.3f}", f"{rows[-1][2]:,}")
+    before, after = rows
     table.add_section()
     table.add_row(
-        "difference",
-        f"{after.committed_accuracy_pct - before.committed_accuracy_pct:+.1f}",
-        f"{after.committed_loss - before.committed_loss:+.3f}",
-        f"{grown.model.param_counts().committed - alone.model.param_counts().committed:+,}",
+        "difference", f"{after[0] - before[0]:+.1f}", f"{after[1] - before[1]:+.3f}", f"{after[2] - before[2]:+,}"
     )
     return table
 
 
 def _write_history(path: Path, alone: HostRun, grown: HostRun) -> None:
-    from esper.scripts.host_run import EpochRow
-
-    names = list(EpochRow.__dataclass_fields__)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", *names])
+        writer.writerow(["run", *HISTORY])
         for label, run in (("alone", alone), ("grown", grown)):
-            writer.writerows([label, *(getattr(row, name) for name in names)] for row in run.history)
+            writer.writerows([label, *(getattr(report, name) for name in HISTORY)] for report in run.reports)

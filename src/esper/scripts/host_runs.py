@@ -7,9 +7,11 @@ difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import TracebackType
 
 import torch
 
@@ -20,15 +22,19 @@ from esper.leyline import (
     EpisodeSeed,
     EpochReport,
     HostLayout,
+    LifecycleOp,
     PolicyProtocol,
     TelemetryEvent,
     TelemetryEventType,
 )
 from esper.runtime.datasets import Dataset, Split
-from esper.runtime.tasks import TaskSpec
+from esper.runtime.tasks import TaskSpec, override
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import run_episodes
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.schedule import ScheduleEntry
+from esper.tamiyo.situation import Setting, life_epochs
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.pool import EnginePool
 
@@ -40,6 +46,10 @@ LIFE_EVENTS = frozenset(
         TelemetryEventType.SEED_PRUNED,
     }
 )
+# What to plant when nobody says otherwise: of each topology, the blueprint with the operation that hosts lack most.
+DEFAULT_BLUEPRINT = {"mlp": "mlp.mlp", "cnn": "cnn.conv", "transformer": "transformer.conv_causal"}
+DEFAULT_BLEND = "linear_fast"
+
 OnEpoch = Callable[[ActionExecutionResult], None]
 
 
@@ -58,41 +68,64 @@ class HostRun:
         return tuple(event for report in self.reports for event in report.events)
 
 
-def run_hosts(
-    task: TaskSpec,
-    data: Dataset,
-    make_controller: Callable[[HostLayout], PolicyProtocol],
-    run_seeds: Sequence[int],
-    *,
-    workers: int = 1,
-    on_epoch: OnEpoch = lambda state: None,
-) -> tuple[HostRun, ...]:
-    """Trains one host per run seed for the task's epochs, side by side, under one controller.
+class HostRunner:
+    """Workers for one task, used in a `with` block: `run` plays one episode per run seed under a controller.
 
     Args:
-        task: Host, optimizer, limits.
+        task: Host, optimizer, limits, epochs.
         data: Train and val are read; test is not.
-        make_controller: Makes the controller once the slots are known.
-        run_seeds: Host i is env i on seed i: the order matters for pairing.
-        workers: Processes; 1 runs all in this one. Results are the same bits.
-        on_epoch: Called after each epoch.
+        workers: Processes; 1 runs everything in this one. Results are the same bits.
     """
-    kind = "process" if workers > 1 else "inline"
-    seeds = [EpisodeSeed(env_id=env, episode=0, run_seed=seed) for env, seed in enumerate(run_seeds)]
-    with TemporaryDirectory(prefix="esper-") as scratch:
-        spec = make_worker_spec(task, data, scratch=Path(scratch), rollback_ends_episode=False)
-        with EnginePool(build_worker, spec, kind=kind, workers=min(workers, len(seeds)), wanted=LIFE_EVENTS) as pool:
-            watched = _Watched(make_controller(pool.layout), on_epoch)
-            run_episodes(pool, watched, seeds, task.horizon)
-            snapshots = pool.snapshot()
-    return tuple(
-        HostRun(
-            run_seed=seed.run_seed,
-            model=model_of(snapshots[seed.env_id]),
-            reports=tuple(watched.reports[seed.env_id]),
+
+    def __init__(self, task: TaskSpec, data: Dataset, *, workers: int = 1) -> None:
+        if workers < 1:
+            raise ValueError(f"--workers must be at least 1, got {workers}")
+        self._task = task
+        with ExitStack() as stack:
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="esper-")))
+            spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
+            kind = "process" if workers > 1 else "inline"
+            self._pool = stack.enter_context(
+                EnginePool(build_worker, spec, kind=kind, workers=workers, wanted=LIFE_EVENTS)
+            )
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> HostRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def layout(self) -> HostLayout:
+        """The hosts' slots and blueprints."""
+        return self._pool.layout
+
+    def controller(self, name: str, blueprint: str | None = None) -> PolicyProtocol:
+        """A fixed controller by name. `schedule` plays `default_schedule` with this blueprint."""
+        setting = Setting(layout=self.layout, lifecycle=self._task.lifecycle, run_seed=0)
+        if name == "schedule":
+            entries = default_schedule(setting, self._task.horizon, blueprint)
+            return make_controller(name, setting, entries=entries)
+        return make_controller(name, setting)
+
+    def run(
+        self, controller: PolicyProtocol, seeds: Sequence[EpisodeSeed], on_epoch: OnEpoch = lambda state: None
+    ) -> tuple[HostRun, ...]:
+        """Trains one host per seed for the task's epochs, side by side."""
+        watched = _Watched(controller, on_epoch)
+        run_episodes(self._pool, watched, seeds, self._task.horizon)
+        snapshots = self._pool.snapshot()
+        return tuple(
+            HostRun(
+                run_seed=seed.run_seed,
+                model=model_of(snapshots[seed.env_id]),
+                reports=tuple(watched.reports[seed.env_id]),
+            )
+            for seed in seeds
         )
-        for seed in seeds
-    )
 
 
 class _Watched:
@@ -115,6 +148,27 @@ class _Watched:
         for report in after.reports:
             self.reports[report.env_id].append(report)
         self._on_epoch(after)
+
+
+def default_schedule(setting: Setting, horizon: int, blueprint: str | None = None) -> tuple[ScheduleEntry, ...]:
+    """One seed after the other in every slot where it fits, each kept as soon as its gate allows.
+
+    The last quarter of the epochs is left free, so that what was grown can settle.
+    """
+    key = DEFAULT_BLUEPRINT[setting.layout.topology] if blueprint is None else blueprint
+    kept_after = life_epochs(setting.lifecycle, DEFAULT_BLEND)
+    entries: list[ScheduleEntry] = []
+    start = 0
+    for slot in setting.layout.slots:
+        if not setting.layout.card(slot.slot_id, key).fits or start + kept_after >= horizon * 3 // 4:
+            continue
+        entries += [
+            ScheduleEntry(epoch=start, op=LifecycleOp.GERMINATE, slot=slot.slot_id, blueprint=key, blend=DEFAULT_BLEND),
+            ScheduleEntry(epoch=start + setting.lifecycle.min_training, op=LifecycleOp.ADVANCE, slot=slot.slot_id),
+            ScheduleEntry(epoch=start + kept_after, op=LifecycleOp.FOSSILIZE, slot=slot.slot_id),
+        ]
+        start += kept_after + 1
+    return tuple(entries)
 
 
 def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, split: Split) -> tuple[float, float]:
@@ -141,8 +195,6 @@ def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, sp
 
 def with_overrides(spec: TaskSpec, *, epochs: int | None, budget: int | None) -> TaskSpec:
     """The task with another horizon or parameter budget, checked as a whole."""
-    from esper.runtime.tasks import override
-
     if epochs is not None:
         spec = override(spec, horizon=epochs)
     if budget is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from esper.leyline import SeedStage
 
 if TYPE_CHECKING:
     from esper.runtime.tasks import TaskSpec
-    from esper.scripts.host_run import HostRun
+    from esper.scripts.host_runs import HostRun
 
 # Okabe and Ito's palette: told apart with any colour vision.
 ALONE, GROWN = "#0072B2", "#D55E00"
@@ -55,8 +55,8 @@ def plot_growth(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> b
 def _draw_curves(axes: Any, spec: TaskSpec, alone: HostRun, grown: HostRun) -> None:
     accuracy = spec.metric == "accuracy"
     for label, run, color in (("left alone", alone, ALONE), ("grown", grown, GROWN)):
-        values = [row.val_accuracy_pct if accuracy else row.val_loss for row in run.history]
-        params = run.model.param_counts().committed
+        values = [report.val_accuracy_pct if accuracy else report.val_loss for report in run.reports]
+        params = run.reports[-1].committed_params
         axes.plot(range(1, len(values) + 1), values, color=color, label=f"{label}: {params:,} parameters")
     axes.set(
         ylabel="validation accuracy (%)" if accuracy else "validation loss (nats)",
@@ -76,18 +76,15 @@ def _draw_lives(axes: Any, horizon: int, run: HostRun) -> None:
     axes.legend(handles, STAGE_WORDS.values(), ncols=4, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.45))
 
 
-def _stays(run: HostRun, slot_id: str, horizon: int) -> list[tuple[SeedStage, float, float]]:
+def _stays(run: HostRun, slot_id: str, horizon: int) -> list[tuple[SeedStage, int, int]]:
     """(stage, first epoch, epoch after the last) of every drawn stage in one slot; epochs count from 1."""
-    entered = [(move.target, _first_epoch(epoch, move.target)) for epoch, move in run.moves if move.slot_id == slot_id]
-    border = (SeedStage.DORMANT, horizon + 1)
-    return [
-        (stage, start, stop)
-        for (stage, start), (_, stop) in pairwise([*entered, border])
-        if stage in STAGE_COLORS and stop > start
-    ]
-
-
-def _first_epoch(epoch: int, target: SeedStage) -> int:
-    # HOLDING and what follows a prune begin when an epoch has ended, everything else before it starts.
-    ends_epoch = target in (SeedStage.HOLDING, SeedStage.EMBARGOED, SeedStage.DORMANT)
-    return epoch + 2 if ends_epoch else epoch + 1
+    position = list(run.model.slots).index(slot_id)
+    stages = [report.slots[position].stage for report in run.reports]
+    stays = []
+    epoch = 1
+    for stage, same in groupby(stages):
+        length = len(list(same))
+        if stage in STAGE_COLORS:
+            stays.append((stage, epoch, min(epoch + length, horizon + 1)))
+        epoch += length
+    return stays

@@ -16,7 +16,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from esper.kasmina import ModelState, MorphogeneticModel, capture, restore
-from esper.kasmina.persist import decode_facts, encode_facts
+from esper.kasmina.persist import build, decode_facts, encode_facts
 from esper.leyline import (
     EnvSnapshot,
     GovernorState,
@@ -273,6 +273,13 @@ def read_snapshot(snapshot: EnvSnapshot) -> dict[str, Any]:
     if snapshot.version != SNAPSHOT_VERSION:
         raise ValueError(f"expected an env snapshot of version {SNAPSHOT_VERSION}, got {snapshot.version}")
     return decode_facts(snapshot.meta_json)
+
+
+def model_of(snapshot: EnvSnapshot) -> MorphogeneticModel:
+    """The host of a packed env as a model of its own, on the CPU."""
+    facts = read_snapshot(snapshot)["states"]["now"]
+    tensors = _part(from_safetensors(snapshot.tensors), "now", torch.device("cpu"))
+    return build(ModelState(facts=facts, tensors=tensors))
 
 
 def _part(tensors: Mapping[str, Tensor], name: str, device: torch.device) -> dict[str, Tensor]:
