@@ -36,15 +36,15 @@ class SeedMeter:
 
     def listen(self, h_rms: Tensor, g: Tensor, rows: int) -> None:
         """Takes the first gradient, to set eta; the seed is not trained on this batch."""
-        eta = self._measured_eta(h_rms, g / self.loss_scale, rows)
+        eta = self._measured_eta(h_rms, g.float() / self.loss_scale, rows)
         if bool(torch.isfinite(eta) & (eta > 0)):  # sync: once per seed, because nothing can start without eta
             self.eta = eta
 
     def read(self, h_rms: Tensor, d: Tensor, g: Tensor, rows: int) -> None:
         """Books one trained batch. Runs inside backward, before the update, so the loss is an honest forecast."""
         assert self.eta is not None
-        g = g / self.loss_scale
-        self._losses.append((g * d).sum() + d.square().sum() / (2 * self.eta * rows))
+        g = g.float() / self.loss_scale
+        self._losses.append((g * d).sum() + self.penalty(d, rows))
         self._ratios.append(rms(d) / h_rms)
         fresh = self._measured_eta(h_rms, g, rows)
         usable = torch.isfinite(fresh) & (fresh > 0)
@@ -52,9 +52,9 @@ class SeedMeter:
         self.eta = torch.where(usable, smoothed, self.eta)
 
     def penalty(self, d: Tensor, rows: int) -> Tensor:
-        """The quadratic part of the objective; the linear part is the gradient itself."""
+        """The quadratic part of the objective, in float32; the linear part is the gradient itself."""
         assert self.eta is not None
-        return d.square().sum() / (2 * self.eta * rows)
+        return d.float().square().sum() / (2 * self.eta * rows)
 
     def finish_epoch(self) -> tuple[float | None, float | None]:
         """Returns (predicted gain, residual ratio) over the second half of the epoch's batches, and starts anew."""

@@ -96,6 +96,7 @@ class SeedSlot(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Mixes the seed into the features according to its stage."""
+        self._pending = None  # of an earlier pass that nobody trained on
         if self.stage.is_blended:
             return self.blended(h)
         if self.stage is SeedStage.TRAINING and self.training and torch.is_grad_enabled():

@@ -79,7 +79,7 @@ _PYDOC_LM = replace(
     samples_per_epoch=2_048,
     val_samples=256,
     val_chunk_rows=64,
-    horizon=30,
+    horizon=15,
     optimizer=_adamw(3e-3),
 )
 _FASHION_TINY = replace(

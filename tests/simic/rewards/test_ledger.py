@@ -209,3 +209,66 @@ def test_the_credit_potential_counts_fossils_in_full_and_others_by_half(episode:
         expected = sum(share.get(slot.stage, 0.0) * memory.credit(slot.slot_id) for slot in step.after.slots)
         found = credit_potential(step.after, memory, episode.config)
         assert found == pytest.approx(expected / episode.config.calibration.span, abs=1e-12)
+
+
+def two_blended(horizon: int = 16) -> list[Step]:
+    plan = [(0, germinate("r0c0", "good")), (1, germinate("r0c1", "good"))]
+    plan += [(2, act_on(ADVANCE, "r0c0")), (3, act_on(ADVANCE, "r0c1"))]
+    return play(world(horizon=horizon), script_chooser(plan))
+
+
+def test_the_ratchet_guards_each_seed_of_several() -> None:
+    """Once the network did nearly as well without the first seed; that seed is never credited with more again."""
+    steps = two_blended()
+    config = make_config(world(horizon=16), reference=False)
+    peak = steps[9].after.val_accuracy_pct - 0.5
+    steps[9] = with_value(steps[9], 0b10, peak)
+    for t, memory in enumerate(ledgers(steps, config)[1:]):
+        if t >= 9:
+            assert memory.credit("r0c0") <= steps[t].after.val_accuracy_pct - peak + 1e-12
+            assert memory.credit("r0c1") > 3.0
+
+
+def test_the_ratchet_never_makes_a_debt() -> None:
+    """The network never again reaches what it had without the first seed, which still helps: no credit, no debt."""
+    steps = two_blended()
+    config = make_config(world(horizon=16), reference=False)
+    steps[9] = with_value(steps[9], 0b10, 99.0)
+    credits = [memory.credit("r0c0") for memory in ledgers(steps, config)[1:]]
+    assert credits[9] < -10.0, "at that epoch the seed did harm"
+    assert credits[12:] == [0.0] * 4
+
+
+def test_a_seed_of_another_name_does_not_inherit() -> None:
+    steps = keep_good()
+    config = make_config(world(horizon=20))
+    memory = ledgers(steps[:9], config)[-1]
+    stranger = replace(steps[9].after.slots[0], seed_id="0.0.r0c0.7")
+    after = replace(steps[9].after, slots=(stranger, *steps[9].after.slots[1:]))
+    entry = advance_ledger(memory, steps[9].outcome, after, config).slots["r0c0"]
+    assert memory.credit("r0c0") > 0.0
+    assert entry.credit == 0.0
+    assert len(entry.recent) == 1
+
+
+def test_the_bare_host_is_measured_afresh_whenever_all_slots_are_empty() -> None:
+    config = make_config(world(), reference=False)
+    step = play(world(), script_chooser([]))[0]
+    memory = open_ledger(step.before, config)
+    for points in (90.0, 60.0):
+        table = replace(step.after.coalitions, accuracy_pct={0: points})
+        memory = advance_ledger(memory, step.outcome, replace(step.after, coalitions=table), config)
+    assert memory.best_bare == 60.0
+
+
+def test_the_bare_host_keeps_its_best_while_a_seed_lives() -> None:
+    steps = keep_good()
+    config = make_config(world(horizon=20), reference=False)
+    table = steps[8].after.coalitions
+    steps[8] = replace(steps[8], after=replace(steps[8].after, coalitions=with_points(table, 0, 95.0)))
+    memory = ledgers(steps, config)
+    assert memory[9].best_bare == memory[-1].best_bare == 95.0
+
+
+def with_points(table: CoalitionTable, mask: int, points: float) -> CoalitionTable:
+    return replace(table, accuracy_pct={**table.accuracy_pct, mask: points})

@@ -199,6 +199,11 @@ def test_a_splendid_fossil_drips_the_whole_rest_and_a_dreadful_one_half_of_it_ba
         assert paid == pytest.approx(expected)
 
 
+def test_a_last_minute_commit_forgoes_most_of_its_drip() -> None:
+    (last,) = transitions(kept(commit=18))[19:]
+    assert terms.drip(credited(last, 1e6), PLUS_NOW_SHARE) == pytest.approx(0.14 / 5)
+
+
 def credited(transition: RewardInputs, credit: float) -> RewardInputs:
     entry = replace(transition.ledger_after.slots["r0c0"], credit=credit)
     return replace(transition, ledger_after=replace(transition.ledger_after, slots={"r0c0": entry}))

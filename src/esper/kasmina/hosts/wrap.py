@@ -51,9 +51,10 @@ def wrap_sequential(
 
 def _parts(model: nn.Module, names: Sequence[str] | None) -> list[tuple[str, nn.Module]]:
     if names is not None:
-        return [(name, model.get_submodule(name)) for name in names]
+        return [(name, _submodule(model, name)) for name in names]
     if isinstance(model, nn.Sequential):
-        return list(model.named_children())
+        # Not named_children(), which lists a layer that is used twice only once.
+        return [(name, part) for name, part in model._modules.items() if part is not None]
     listed = getattr(model, "segments", None)
     if isinstance(listed, nn.ModuleList):
         return [(f"segments.{index}", part) for index, part in enumerate(listed)]
@@ -63,37 +64,55 @@ def _parts(model: nn.Module, names: Sequence[str] | None) -> list[tuple[str, nn.
     )
 
 
+def _submodule(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        known = ", ".join(name for name, _ in model.named_modules() if name)
+        raise ValueError(f"{type(model).__name__} has no submodule {name!r}. Known: {known}") from error
+
+
 def _check_fold(model: nn.Module, parts: Sequence[tuple[str, nn.Module]], sample: Tensor) -> None:
-    seen: dict[int, Tensor] = {}
+    folded = _fold(parts, sample)
+    calls: list[tuple[nn.Module, object]] = []
     hooks = [
-        part.register_forward_hook(lambda _module, _args, out, index=index: seen.__setitem__(index, out))
-        for index, (_, part) in enumerate(parts)
+        part.register_forward_hook(lambda module, _args, out: calls.append((module, out)))
+        for part in {id(part): part for _, part in parts}.values()
     ]
     try:
         expected = model(sample)
     finally:
         for hook in hooks:
             hook.remove()
-    x = sample
     for index, (name, part) in enumerate(parts):
-        given, kept = x, x.clone()
-        try:
-            x = part(given)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ValueError(
-                f"segment {index} ({name}) cannot run on the output of the one before it: {error}"
-            ) from error
-        if not _same(given, kept):
-            raise ValueError(f"segment {index} ({name}) overwrites its input; segments must leave it as it is")
-        if index not in seen:
+        if not any(part is called for called, _ in calls):
             raise ValueError(f"segment {index} ({name}) is not used by the model's own forward pass")
-        if not _same(x, seen[index]):
+        if index >= len(calls) or calls[index][0] is not part or not _same(folded[index], calls[index][1]):
             raise ValueError(
                 f"running the segments in order differs from the model at segment {index} ({name}); something happens "
                 "between segments. Put it into a module of its own and list that too"
             )
-    if not _same(x, expected):
+    if len(calls) > len(parts) or not _same(folded[-1], expected):
         raise ValueError("the model does something after its last segment; put it into a module and list that too")
+
+
+def _fold(parts: Sequence[tuple[str, nn.Module]], sample: Tensor) -> list[Tensor]:
+    """The output of each part when every one runs on the output of the one before it."""
+    outputs: list[Tensor] = []
+    for index, (name, part) in enumerate(parts):
+        kept = outputs[-1] if outputs else sample
+        given = kept.clone()
+        try:
+            out = part(given)
+        except (RuntimeError, ValueError, TypeError) as error:
+            source = "the output of the one before it" if outputs else "the sample"
+            raise ValueError(f"segment {index} ({name}) cannot run on {source}: {error}") from error
+        if not _same(given, kept):
+            raise ValueError(f"segment {index} ({name}) overwrites its input; segments must leave it as it is")
+        if not isinstance(out, Tensor):
+            raise ValueError(f"segment {index} ({name}) gives a {type(out).__name__}; segments must pass on one tensor")
+        outputs.append(out)
+    return outputs
 
 
 def _same(left: object, right: object) -> bool:
