@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -127,7 +128,15 @@ def test_other_processes_get_the_same_splits() -> None:
         "import json; from esper.runtime.datasets import load_dataset as load; "
         "print(json.dumps([load('digits').sha256, load('pydoc', context=64).sha256]))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    source = str(Path(esper.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     assert json.loads(done.stdout) == [load_dataset("digits").sha256, load_dataset("pydoc", context=64).sha256]
 
 

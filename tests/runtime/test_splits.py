@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -49,3 +51,4 @@ def test_spread_rows_are_distinct_ordered_and_even(num_rows: int, num_wanted: in
     if len(steps):
         assert steps.min() >= 1
         assert steps.max() - steps.min() <= 1
+    assert num_rows - rows[-1] <= math.ceil(num_rows / len(rows))
