@@ -90,7 +90,10 @@ class MorphogeneticModel(nn.Module):
             raise ValueError(f"sample needs at least two rows, got {sample.shape[0]}")
         self.host = host
         self.lifecycle = lifecycle
-        self.sample = sample[:2].clone()
+        self.sample: Tensor
+        self.register_buffer(
+            "sample", sample[:2].clone(), persistent=False
+        )  # a buffer, so that it moves with the model
         self.offered = tuple(blueprints_for(host.topology) if blueprints is None else blueprints)
         for key in self.offered:
             get_blueprint(key)
@@ -264,8 +267,9 @@ class MorphogeneticModel(nn.Module):
         )
         before = slot.facts()
         try:
-            seed, gate = build_seed(slot.spec, self.host.topology, blueprint, blend, rng_seed, self.sample.device)
-            self._probe(slot, seed, gate, card, blend_spec.operator)
+            h = self._features_after(slot.spec.segment_idx)
+            seed, gate = build_seed(slot.spec, self.host.topology, blueprint, blend, rng_seed, h.device, h.dtype)
+            _probe(h, seed, gate, card, blend_spec.operator)
             move = slot.plant(seed, gate, blueprint, blend_spec)
             self.adopt_group(slot_id)
         except Exception as error:
@@ -297,31 +301,15 @@ class MorphogeneticModel(nn.Module):
         if not result.passed:
             raise IllegalOperation(f"slot {slot_id}: gate {result.gate.value} refuses: {result.reasons}")
 
-    def _probe(
-        self, slot: SeedSlot, seed: Residual, gate: GateNetwork | None, card: BlueprintCard, operator: str
-    ) -> None:
-        """Checks on real features that the seed starts as an exact identity and costs what its card says."""
-        with evaluating(self):
-            h = self._features_after(slot.spec.segment_idx)
-            d = delta(operator, h, seed(h), gate)
-        if d.shape != h.shape or d.dtype != h.dtype or d.device != h.device:
-            raise ValueError(
-                f"features are {h.dtype} {tuple(h.shape)} on {h.device}, "
-                f"the seed gives {d.dtype} {tuple(d.shape)} on {d.device}"
-            )
-        if not bool((d == 0).all()):
-            raise ValueError("the seed does not start as an identity")
-        params = sum(p.numel() for p in seed.parameters())
-        if params != card.params:
-            raise ValueError(f"the seed has {params} parameters, its card says {card.params}")
-
     def _features_after(self, segment_idx: int) -> Tensor:
+        """The sample's features where a slot would read them."""
         x = self.sample
-        for index in range(segment_idx + 1):
-            x = self.host.segments[index](x)
-            slot = self._slot_after[index]
-            if slot is not None and index < segment_idx:
-                x = slot(x)
+        with evaluating(self):
+            for index in range(segment_idx + 1):
+                x = self.host.segments[index](x)
+                slot = self._slot_after[index]
+                if slot is not None and index < segment_idx:
+                    x = slot(x)
         return x
 
     # ---- reports
@@ -371,13 +359,35 @@ class MorphogeneticModel(nn.Module):
 
 
 def build_seed(
-    spec: SlotSpec, topology: str, blueprint: str, blend: str, rng_seed: int, device: torch.device
+    spec: SlotSpec,
+    topology: str,
+    blueprint: str,
+    blend: str,
+    rng_seed: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> tuple[Residual, GateNetwork | None]:
-    """Makes the module of a seed, and its gate where the blend asks for one. Weights are drawn on the CPU."""
+    """Makes the module of a seed, and its gate where the blend asks for one. The draws are the same on every device."""
     generator = generator_for(rng_seed)
-    seed = get_blueprint(blueprint).build(spec.channels, generator).to(device)
+    seed = get_blueprint(blueprint).build(spec.channels, generator).to(device, dtype)
     gated = get_blend(blend).operator == "gate"
-    return seed, GateNetwork(spec.channels, topology, generator).to(device) if gated else None
+    return seed, GateNetwork(spec.channels, topology, generator).to(device, dtype) if gated else None
+
+
+def _probe(h: Tensor, seed: Residual, gate: GateNetwork | None, card: BlueprintCard, operator: str) -> None:
+    """Checks on real features that the seed starts as an exact identity and costs what its card says."""
+    with torch.no_grad():
+        d = delta(operator, h, seed(h), gate)
+    if d.shape != h.shape or d.dtype != h.dtype or d.device != h.device:
+        raise ValueError(
+            f"features are {h.dtype} {tuple(h.shape)} on {h.device}, "
+            f"the seed gives {d.dtype} {tuple(d.shape)} on {d.device}"
+        )
+    if not bool((d == 0).all()):
+        raise ValueError("the seed does not start as an identity")
+    params = sum(p.numel() for p in seed.parameters())
+    if params != card.params:
+        raise ValueError(f"the seed has {params} parameters, its card says {card.params}")
 
 
 def _fork(

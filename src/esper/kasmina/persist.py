@@ -18,10 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from esper.kasmina.blueprints import Residual
 from esper.kasmina.files import write_atomically
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.kasmina.layers import generator_for
 from esper.kasmina.model import MorphogeneticModel, build_seed
+from esper.kasmina.operators import GateNetwork
 from esper.leyline import LifecycleConfig, ModelFileError, SeedStage, record
 
 FORMAT = 1
@@ -98,22 +100,20 @@ def restore(model: MorphogeneticModel, state: ModelState, optimizer: NamedState 
     Parameters of the host keep their identity; seeds are built anew from their blueprints. A bound optimizer follows.
 
     Raises:
-        ModelFileError: The state belongs to another architecture.
+        ModelFileError: The state belongs to another architecture. Nothing has changed.
     """
-    facts = state.facts
+    facts, weights = state.facts, _weights(state)
+    if optimizer is not None and not facts["has_optimizer"]:
+        raise ModelFileError("the state was captured without an optimizer, so it cannot restore one")
+    seeds = _rebuild_seeds(model, state)
+    _check_weights(_architecture(model, seeds), weights, optimizer_part(state))
     for slot in model.all_slots():
-        model.drop_group(slot.spec.slot_id)
-        recorded = facts["slots"][slot.spec.slot_id]
-        seed, gate = None, None
-        if SeedStage[recorded["stage"]].has_seed:
-            seed, gate = build_seed(
-                slot.spec, model.host.topology, recorded["blueprint"], recorded["blend"], 0, model.sample.device
-            )
-        slot.set_facts(recorded, seed, gate)
-    _load_weights(model, state)
-    for slot in model.all_slots():
+        slot_id = slot.spec.slot_id
+        model.drop_group(slot_id)
+        slot.set_facts(facts["slots"][slot_id], *seeds[slot_id])
         if slot.stage.has_seed:
-            model.adopt_group(slot.spec.slot_id)
+            model.adopt_group(slot_id)
+    model.load_state_dict(weights)
     if optimizer is not None:
         optimizer.load_named_state(optimizer_part(state))
     model.topology_version = facts["topology_version"]
@@ -130,23 +130,56 @@ def optimizer_part(state: ModelState) -> dict[str, Tensor]:
     }
 
 
-def _load_weights(model: MorphogeneticModel, state: ModelState) -> None:
+def _weights(state: ModelState) -> dict[str, Tensor]:
+    """The model's share of a captured state, tied tensors under all their names."""
     weights = {n: t for n, t in state.tensors.items() if n != SAMPLE and not n.startswith(OPTIMIZER_PREFIX)}
-    for name, source in state.facts["aliases"].items():
-        weights[name] = weights[source]
-    own = model.state_dict()
-    for name in own:
+    return weights | {name: weights[source] for name, source in state.facts["aliases"].items() if source in weights}
+
+
+Seeds = dict[str, tuple[Residual | None, GateNetwork | None]]
+
+
+def _rebuild_seeds(model: MorphogeneticModel, state: ModelState) -> Seeds:
+    """New modules for every slot that held a seed; their weights come later."""
+    recorded = state.facts["slots"]
+    if set(recorded) != set(model.slots):
+        raise ModelFileError(f"the state has slots {', '.join(recorded)}; the model has {', '.join(model.slots)}")
+    seeds: Seeds = {}
+    for slot in model.all_slots():
+        slot_id = slot.spec.slot_id
+        facts, gamma = recorded[slot_id], state.tensors.get(f"slots.{slot_id}.seed.gamma")
+        seeds[slot_id] = (None, None)
+        if SeedStage[facts["stage"]].has_seed:
+            dtype = torch.float32 if gamma is None else gamma.dtype
+            names = (facts["blueprint"], facts["blend"])
+            seeds[slot_id] = build_seed(slot.spec, model.host.topology, *names, 0, model.sample.device, dtype)
+    return seeds
+
+
+def _architecture(model: MorphogeneticModel, seeds: Seeds) -> dict[str, Tensor]:
+    """Every tensor, by name, of the host with these seeds in its slots."""
+    tensors = {f"host.{name}": tensor for name, tensor in model.host.state_dict().items()}
+    for slot_id, (seed, gate) in seeds.items():
+        for kind, part in (("seed", seed), ("gate", gate)):
+            if part is not None:
+                tensors |= {f"slots.{slot_id}.{kind}.{name}": t for name, t in part.state_dict().items()}
+    return tensors
+
+
+def _check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+    for name, tensor in own.items():
         if name not in weights:
             raise ModelFileError(f"tensor {name!r} is missing")
-        if own[name].shape != weights[name].shape:
+        found = weights[name]
+        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
             raise ModelFileError(
-                f"tensor {name!r} has shape {tuple(weights[name].shape)}, "
-                f"the architecture needs {tuple(own[name].shape)}"
+                f"tensor {name!r} is {found.dtype} {tuple(found.shape)}, "
+                f"the architecture needs {tensor.dtype} {tuple(tensor.shape)}"
             )
     extra = [name for name in weights if name not in own]
+    extra += [OPTIMIZER_PREFIX + name for name in optimizer if name.rpartition(".")[0] not in own]
     if extra:
         raise ModelFileError(f"tensor {extra[0]!r} belongs to nothing in this architecture")
-    model.load_state_dict(weights)
 
 
 # ---- files
@@ -188,7 +221,9 @@ def load_model(path: str | Path, *, host_factory: Callable[[], Host] | None = No
     state = _read(path)
     try:
         model = build(state, host_factory)
-    except (ModelFileError, ValueError, KeyError) as error:
+    except KeyError as error:
+        raise ModelFileError(f"{path.name}: entry {error} is missing or unknown") from error
+    except (RuntimeError, TypeError, ValueError) as error:
         raise ModelFileError(f"{path.name}: {error}") from error
     return LoadedModel(model=model, optimizer_state=optimizer_part(state), extra=state.facts["extra"])
 
@@ -202,7 +237,8 @@ def build(state: ModelState, host_factory: Callable[[], Host] | None = None) -> 
             raise ModelFileError("the host is a wrapped model of your own; pass host_factory=... to build it again")
         host = host_factory()
     else:
-        host = build_host(spec, generator_for(0))
+        dtypes = (t.dtype for n, t in state.tensors.items() if n.startswith("host.") and t.is_floating_point())
+        host = build_host(spec, generator_for(0)).to(next(dtypes, torch.float32))
     model = MorphogeneticModel(
         host,
         state.tensors[SAMPLE],
@@ -217,28 +253,30 @@ def build(state: ModelState, host_factory: Callable[[], Host] | None = None) -> 
 def _read(path: Path) -> ModelState:
     with path.open("rb") as file:
         start = file.read(2)
-    if start in (b"PK", b"\x80\x02", b"\x80\x04"):
-        raise ModelFileError(f"{path.name} is a pickle file; Esper reads safetensors files only")
     try:
         with safe_open(str(path), framework="pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (a file handle, not a dict)
     except SafetensorError as error:
+        # Asked only now: the first bytes of a safetensors file are a length, which may look like anything.
+        if start == b"PK" or start[:1] == b"\x80":
+            raise ModelFileError(f"{path.name} is a pickle file; Esper reads safetensors files only") from error
         raise ModelFileError(f"{path.name} is damaged or not a safetensors file: {error}") from error
     if "esper" not in metadata or "sha256" not in metadata:
         raise ModelFileError(f"{path.name} is a safetensors file, but not one written by Esper's save_model")
     if _digest(metadata["esper"], tensors) != metadata["sha256"]:
         raise ModelFileError(f"{path.name} is damaged: its content does not match its sha256")
     facts = decode_facts(metadata["esper"])
-    if facts["format"] != FORMAT:
-        raise ModelFileError(f"{path.name} has format {facts['format']}, this version of Esper reads format {FORMAT}")
+    if facts.get("format") != FORMAT:
+        found = facts.get("format")
+        raise ModelFileError(f"{path.name} has format {found}, this version of Esper reads format {FORMAT}")
     return ModelState(facts=facts, tensors=tensors)
 
 
 def _digest(facts: str, tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
+        tensor = tensors[name].contiguous().cpu()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -19,6 +19,7 @@ HOST = "host"
 LIVE_NORM = 1e-12
 VANISHING_NORM = 1e-7
 EXPLODING_FACTOR = 10.0
+STATE_ENTRIES = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
 NO_GRADIENTS = GradientEvidence(finite=None, live_fraction=None, norm_per_weight=None, health=None)
 
 
@@ -84,7 +85,7 @@ class GrowingOptimizer:
         for param in self._names.pop(name).values():
             inner.state.pop(param, None)
         del inner.param_groups[position]
-        for book in (self._finite, self._norms):
+        for book in (self._finite, self._norms, self.num_skipped):
             book.pop(name, None)
 
     def holds(self, params: Iterable[nn.Parameter]) -> bool:
@@ -117,7 +118,8 @@ class GrowingOptimizer:
         if scaler is not None:
             scaler.unscale_(self._torch())
         present = {name: [p.grad for p in group.values() if p.grad is not None] for name, group in self._names.items()}
-        norms = iter(torch._foreach_norm([grad for grads in present.values() for grad in grads]))
+        gradients = [grad for grads in present.values() for grad in grads]
+        norms = iter(torch._foreach_norm(gradients) if gradients else ())
         for name, grads in present.items():
             if grads:
                 self._clip(name, grads, torch.stack([next(norms) for _ in grads]))
@@ -185,7 +187,8 @@ class GrowingOptimizer:
         """Takes the state of exactly the current parameters.
 
         Raises:
-            ValueError: A tensor belongs to no parameter here, or has another shape. Nothing has changed.
+            ValueError: A tensor belongs to no parameter here or has another shape, or the state is that of another kind
+                of optimizer. Nothing has changed.
         """
         params = {name: param for group in self._names.values() for name, param in group.items()}
         fresh: dict[Tensor, dict[str, Any]] = {}
@@ -199,6 +202,12 @@ class GrowingOptimizer:
                     f"its parameter {tuple(params[name].shape)}"
                 )
             fresh.setdefault(params[name], {})[key] = _laid_out_like(params[name], value)
+        for name, param in params.items():
+            if param in fresh and set(fresh[param]) != STATE_ENTRIES[self.spec.kind]:
+                raise ValueError(
+                    f"optimizer state of {name!r} has {', '.join(sorted(fresh[param]))}; "
+                    f"{self.spec.kind} needs {', '.join(sorted(STATE_ENTRIES[self.spec.kind]))}"
+                )
         inner = self._torch()
         inner.state.clear()
         inner.state.update(fresh)
