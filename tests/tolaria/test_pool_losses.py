@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -36,8 +35,8 @@ def build_simulated(spec: SimulationSpec, beat: Beat) -> TalkativeWorker:
 class Mortal(InlineHandle):
     """Dies whenever the next answer is on the list: (worker, how many answers it has ever given)."""
 
-    deaths: set[tuple[int, int]] = set()
-    answered: dict[int, int] = {}
+    deaths: ClassVar[set[tuple[int, int]]] = set()
+    answered: ClassVar[dict[int, int]] = {}
 
     def start(self) -> Any:
         if (self.worker_id, -1) in self.deaths and self.worker_id in self.answered:
@@ -66,12 +65,12 @@ class ListSink:
 
 
 @pytest.fixture
-def deaths(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[int, int]]]:
+def deaths(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     """Two mortal workers stand in for processes."""
     Mortal.deaths, Mortal.answered = set(), {}
     monkeypatch.setattr(pool_module, "ProcessHandle", lambda i, build, spec, silence_s: Mortal(i, build, spec, True))
-    monkeypatch.setattr(pool_module.EnginePool, "_start_all", lambda pool: tuple(l.handle.start() for l in pool._lanes))
-    yield Mortal.deaths
+    monkeypatch.setattr(pool_module.EnginePool, "_start_all", lambda pool: tuple(x.handle.start() for x in pool._lanes))
+    return Mortal.deaths
 
 
 def pool(sink: ListSink | None = None, **options: Any) -> EnginePool:

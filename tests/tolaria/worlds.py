@@ -45,8 +45,8 @@ OPEN_GATES = replace(
 
 def tiny_task(name: str = "digits_blind", **changes: object) -> TaskSpec:
     """Two batches of training and two chunks of validation per epoch."""
-    small = {"samples_per_epoch": 128, "batch_size": 64, "val_samples": 90, "val_chunk_rows": 64}
-    return replace(get_task_spec(name), horizon=HORIZON, lifecycle=OPEN_GATES, **{**small, **changes})  # type: ignore[arg-type]
+    small = {"samples_per_epoch": 128, "batch_size": 64, "val_samples": 90, "val_chunk_rows": 64, "horizon": HORIZON}
+    return replace(get_task_spec(name), lifecycle=OPEN_GATES, **{**small, **changes})  # type: ignore[arg-type]
 
 
 def worker_spec(task: TaskSpec | None = None, scratch: Path | None = None, *, ends: bool = True) -> WorkerSpec:
