@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from esper.simic.training.epoch_metrics import (
 )
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.rollout import episode_seeds
-from tests.tolaria.worlds import act, engine, tiny_task
+from tests.tolaria.worlds import OPEN_GATES, act, engine, tiny_task
 
 BLUEPRINT = {"mlp": "mlp.mlp", "cnn": "cnn.conv", "transformer": "transformer.conv_causal"}
 MLP_5 = HostSpec(kind="mlp", kwargs={"inputs": 64, "hidden": [12, 12, 12, 12], "classes": 10, "input_slot": True})
@@ -47,18 +48,15 @@ def host_task(topology: str) -> TaskSpec:
 
 def grown(topology: str, num_seeds: int, blend: str) -> ParallelEnvState:
     """An env with this many blended seeds, the first of them kept."""
-    task = host_task(topology)
+    task = replace(host_task(topology), horizon=12, lifecycle=replace(OPEN_GATES, max_live=5))
     worker = engine(task)
     worker.reset(episode_seeds(7, 3, 1))
     env = worker.envs[0]
-    object.__setattr__(env.model.lifecycle, "max_live", 5)
     for slot in task.slots[:num_seeds]:
         worker.step([act(0, "GERMINATE", slot, BLUEPRINT[topology], blend)])
         worker.step([act(0, "ADVANCE", slot)])
     if num_seeds:
         env.model.slot(task.slots[0]).stage = SeedStage.FOSSILIZED
-    env.terminal = False
-    env.epoch = 1
     worker.step([wait(0)])
     return env
 

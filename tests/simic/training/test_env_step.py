@@ -186,7 +186,7 @@ def test_where_the_product_is_the_host_training_goes_on_after_a_rollback() -> No
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_snapshot_at_any_point_continues_to_the_bit(optimizer: str) -> None:
-    """Snapshot, two steps, restore elsewhere, the same two steps: at every stage of a seed, after prune and rollback."""
+    """Snapshot, step, restore elsewhere, the same step: at every stage of a seed, after a prune and a rollback."""
     task = tiny_task() if optimizer == "adamw" else tiny_task(optimizer=SGD)
     worker = engine(task)
     worker.reset(episode_seeds(7, 3, worlds.NUM_ENVS))
