@@ -8,7 +8,7 @@ import signal
 import traceback
 from collections.abc import Callable, MutableSequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from esper.tolaria.engine import Beat
 from esper.tolaria.messages import Failure, Hello, Pulse, Reply, Request, StepCancelled
 
 
-class EngineWorker(Worker):
+class EngineWorker(Worker, Protocol):
     """A worker that can say what it trains."""
 
     layout: HostLayout
