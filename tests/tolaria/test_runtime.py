@@ -129,8 +129,9 @@ def test_one_thread_is_put_back_even_after_an_error() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with pytest.raises(KeyError), one_thread():
+        with one_thread():
             assert torch.get_num_threads() == 1
+        with pytest.raises(KeyError), one_thread():
             raise KeyError
         assert torch.get_num_threads() == 2
     finally:

@@ -175,7 +175,7 @@ class ProcessHandle:
         self._connection, theirs = self._context.Pipe()
         process = self._context.Process(
             target=serve,
-            args=(theirs, self._build, self._spec, self._numbers, os.getpid()),
+            args=(theirs, self._numbers, os.getpid()),  # small: starting blocks on what a dying child leaves unread
             name=f"esper-worker-{self.worker_id}",
             daemon=True,
         )
@@ -186,7 +186,11 @@ class ProcessHandle:
         self._sent_at = time.monotonic()
 
     def greet(self) -> Hello:
-        """Waits for the worker's first message."""
+        """Tells the worker what to build and waits for its first message."""
+        try:
+            self._connection.send_bytes(pickle.dumps((self._build, self._spec), protocol=pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._lost("died") from None
         hello: Hello = self.receive(Request(request_id=0, call="start", arguments=()))
         return check_hello(hello)
 
@@ -203,13 +207,13 @@ class ProcessHandle:
         self._sent_at = time.monotonic()
         try:
             self._connection.send_bytes(pickle.dumps(request, protocol=pickle.HIGHEST_PROTOCOL))
-        except (BrokenPipeError, ConnectionResetError, OSError):
+        except OSError:
             raise self._lost("died before it could take a request") from None
 
     def receive(self, request: Request) -> Any:
         while not self._connection.poll(POLL_S):
             silence = time.monotonic() - max(self._numbers[TIME], self._sent_at)
-            if silence > max(self._silence_s, SILENCE_FACTOR * self._slowest_s):
+            if silence > self._patience(request):
                 assert self._process is not None
                 self._process.kill()
                 raise self._lost(f"gave no sign of life for {silence:.0f} s and was stopped")
@@ -220,6 +224,11 @@ class ProcessHandle:
         if request.request_id:  # starting up says nothing about the time of a step
             self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent_at)
         return open_reply(self.worker_id, request, reply)
+
+    def _patience(self, request: Request) -> float:
+        if request.request_id == 0:  # importing on a busy machine takes its time
+            return max(self._silence_s, MIN_SILENCE_S)
+        return max(self._silence_s, SILENCE_FACTOR * self._slowest_s)
 
     def _lost(self, what: str) -> WorkerLost:
         assert self._process is not None

@@ -36,6 +36,7 @@ from esper.tolaria.runtime import usable_cores
 from esper.tolaria.worker import BuildWorker
 
 KINDS: tuple[str, ...] = ("inline", "process")
+_REPLAYED = ("reset", "restore", "step")
 MAX_RESTARTS = 5
 MAX_LOST_SHARE = 0.10
 
@@ -182,6 +183,13 @@ class EnginePool:
             lane.env_ids, lane.history, lane.reports = tuple(part), [], {}
         self._ask("restore", lambda lane: ({env_id: snapshots[env_id] for env_id in lane.env_ids},))
 
+    def ask_all(self, call: str, *arguments: Any) -> tuple[Any, ...]:
+        """Asks every worker that has envs for something beyond the four calls; for measuring and diagnosis.
+
+        It is no part of an episode: a worker that is rebuilt does not hear of it again.
+        """
+        return tuple(self._ask(call, lambda lane: arguments).values())
+
     # ---- the life of the pool
 
     @property
@@ -250,7 +258,7 @@ class EnginePool:
             answer = self._collect(lane, request, lost)
             if not lane.abandoned:
                 answers[index] = answer
-                if call != "snapshot":
+                if call in _REPLAYED:
                     lane.history.append(request)
         self._interrupted = False
         return answers

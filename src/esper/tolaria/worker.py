@@ -41,13 +41,14 @@ def introduce(worker: EngineWorker) -> Hello:
     )
 
 
-def serve(connection: Connection, build: BuildWorker, spec: Any, numbers: MutableSequence[float], parent: int) -> None:
-    """The life of a worker process."""
+def serve(connection: Connection, numbers: MutableSequence[float], parent: int) -> None:
+    """The life of a worker process. The first message says what to build."""
     # A terminal sends the interrupt to the whole group; only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     try:
+        build, spec = pickle.loads(connection.recv_bytes())
         worker = build(spec, Pulse(numbers, parent))
     except Exception as error:
         _send(connection, Reply(request_id=0, result=None, failure=_failure(error)))

@@ -1,0 +1,135 @@
+"""Choices become specs, specs become consequences, and every controller plays in the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from esper.leyline import (
+    BLENDS,
+    OPS,
+    ActionExecutionResult,
+    ActionSpec,
+    LifecycleOp,
+    SeedStage,
+    wait,
+)
+from esper.simic.training.action_execution import execute_actions, observe_reset, parse_sampled_action
+from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.simic.training.env_factory import build_worker
+from esper.simic.training.rollout import episode_seeds, run_episodes
+from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS, FeatureContext
+from esper.tamiyo.masks import masks
+from esper.tolaria.pool import EnginePool
+from tests.tolaria import worlds
+from tests.tolaria.worlds import HORIZON, act, tiny_task
+
+
+@pytest.fixture(scope="module")
+def pool() -> EnginePool:
+    return EnginePool(build_worker, worlds.worker_spec())
+
+
+class Scripted:
+    """Plays the script and writes down what it was told."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.pairs: list[tuple[ActionExecutionResult, ActionExecutionResult]] = []
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        self.log.append("begin")
+        assert state.outcomes == ()
+
+    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
+        self.log.append("act")
+        return worlds.specs_at(state.reports[0].epochs_done, range(2))
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        self.log.append("store")
+        self.pairs.append((before, after))
+
+
+def test_the_loop_of_every_controller(pool: EnginePool) -> None:
+    policy = Scripted()
+    final = run_episodes(pool, policy, episode_seeds(7, 3, 2), HORIZON)
+    assert policy.log == ["begin", *["act", "store"] * HORIZON]
+    assert all(report.terminal and report.epoch == HORIZON - 1 for report in final.reports)
+    for (_, after), (before, _) in zip(policy.pairs, policy.pairs[1:], strict=False):
+        assert after is before
+    assert final.post_action_slot_reports[0][0].stage is SeedStage.FOSSILIZED
+
+
+def test_what_a_controller_sees_after_a_step(pool: EnginePool) -> None:
+    observe_reset(pool, episode_seeds(7, 3, 2))
+    result = execute_actions(pool, [act(0, "GERMINATE", "r1c0", "cnn.conv", "linear"), wait(1)])
+    outcome = result.outcomes[0]
+    assert (outcome.op, outcome.slot, outcome.applied) == (LifecycleOp.GERMINATE, "r1c0", True)
+    assert (outcome.stage_before, outcome.stage_after) == (SeedStage.DORMANT, SeedStage.GERMINATED)
+    assert outcome.params_delta == result.reports[0].total_params - result.reports[0].host_params > 0
+    assert result.post_action_signals[0] is result.reports[0].signals
+    assert result.post_action_masks[0] == masks(result.reports[0], pool.layout, pool.lifecycle)
+    assert result.truncated_bootstrap_targets == {}
+    assert result.outcomes[1].params_delta == 0
+
+
+def test_envs_of_a_lost_worker_are_marked_for_bootstrapping() -> None:
+    class Lossy(EnginePool):
+        lost_envs = frozenset({1})  # type: ignore[assignment]
+
+    lossy = Lossy(build_worker, worlds.worker_spec())
+    observe_reset(lossy, episode_seeds(7, 3, 2))
+    lossy._lanes[0].abandoned = False
+    result = execute_actions(lossy, [wait(0), wait(1)])
+    assert result.truncated_bootstrap_targets == {1: None}
+
+
+def test_sampled_indices_become_names(pool: EnginePool) -> None:
+    layout = pool.layout
+    blueprint = layout.blueprints.index("cnn.conv")
+    spec = parse_sampled_action(3, {"op": 1, "slot": 2, "blueprint": blueprint, "blend": 4}, layout)
+    assert spec == act(3, "GERMINATE", layout.slot_ids[2], "cnn.conv", tuple(BLENDS)[4])
+    assert parse_sampled_action(3, {"op": 0, "slot": 2, "blueprint": 0, "blend": 0}, layout) == wait(3)
+    assert parse_sampled_action(3, {"op": 3, "slot": 0, "blueprint": 9, "blend": 9}, layout) == act(
+        3, "PRUNE", layout.slot_ids[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"op": len(OPS)}, "head 'op' must be in 0..4, got 5"),
+        ({"slot": 3}, r"slot index 3 is outside 0..2"),
+        ({"blueprint": -1}, "head 'blueprint' must be in"),
+        ({"blend": 6}, "head 'blend' must be in 0..5, got 6"),
+    ],
+)
+def test_indices_outside_their_table_are_refused(pool: EnginePool, changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_sampled_action(0, {"op": 1, "slot": 0, "blueprint": 0, "blend": 0, **changes}, pool.layout)
+
+
+def test_features_of_all_envs_are_rows_of_one_length(pool: EnginePool) -> None:
+    context = FeatureContext(layout=pool.layout, lifecycle=pool.lifecycle, num_classes=10)
+    start = observe_reset(pool, episode_seeds(7, 3, 3))
+    after = execute_actions(pool, [wait(i) for i in range(3)])
+    for state, previous in ((start, None), (after, start)):
+        rows = batch_signals_to_features(state, previous, context)
+        assert [len(row) for row in rows.global_rows] == [len(GLOBAL_COLUMNS)] * 3
+        assert [[len(row) for row in env] for env in rows.slot_rows] == [[len(SLOT_COLUMNS)] * 3] * 3
+    assert batch_signals_to_features(after, start, context) != batch_signals_to_features(after, None, context)
+
+
+def test_the_learning_rate_follows_the_schedule() -> None:
+    worker = worlds.engine(tiny_task())
+    worker.reset(episode_seeds(7, 3, 1))
+    optimizer = worker.envs[0].optimizer
+    seen = []
+    for _ in range(HORIZON):
+        worker.step([wait(0)])
+        seen.append(optimizer._torch().param_groups[0]["lr"])
+    base = worker.envs[0].recipe.task.optimizer.lr
+    assert seen[0] == base
+    assert seen[-1] == pytest.approx(0.05 * base)
+    assert seen == sorted(seen, reverse=True)
