@@ -115,7 +115,7 @@ def _grown(kind: str, kwargs: dict[str, Any], shape: tuple[int, ...], seeds: int
     model = MorphogeneticModel(build_host(HostSpec(kind=kind, kwargs=kwargs), generator), x)
     for slot in model.all_slots()[:seeds]:
         blueprint = BLUEPRINTS[kind]
-        seed, gate = build_seed(slot.spec, kind, blueprint, "linear_fast", rng_seed=1, device=x.device)
+        seed, gate = build_seed(slot.spec, kind, blueprint, "linear_fast", rng_seed=1, device=x.device, dtype=x.dtype)
         torch.nn.init.normal_(seed.gamma, generator=generator)
         slot.plant(seed, gate, blueprint, get_blend("linear_fast"))
         slot.stage, slot.alpha = SeedStage.HOLDING, 1.0

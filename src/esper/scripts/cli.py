@@ -40,16 +40,19 @@ def main(argv: Sequence[str] | None = None) -> None:
             traceback.print_exc()
         sys.stderr.write(f"esper: error: {error}\n")
         raise SystemExit(EXIT_USAGE) from None
+    except BrokenPipeError:
+        # The reader of a pipe has had enough, as with `| head`. Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
         raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 def _commands() -> Any:
-    bench = Annotated[
-        _one_of(BENCHMARKS),
-        tyro.conf.subcommand(name="bench", description="Measure speed, beside what it is up against."),
-    ]
+    words = "Measure speed, beside what it is up against."
+    bench: Any = Annotated[_one_of(BENCHMARKS), tyro.conf.subcommand(name="bench", description=words)]
+    if len(BENCHMARKS) == 1:
+        bench = Annotated[Any, tyro.conf.subcommand(name="bench", constructor=bench_coalitions_command)]
     return Union[_one_of(COMMANDS), bench]  # noqa: UP007 (made at run time)
 
 

@@ -220,7 +220,7 @@ class GrowingOptimizer:
 def _laid_out_like(param: nn.Parameter, value: Tensor) -> Tensor:
     """A copy in the memory order of its parameter: fused kernels walk both without looking at strides."""
     if not value.dim():
-        return value.clone()
+        return value.to(param.device, copy=True)
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
