@@ -1,0 +1,173 @@
+"""A declared list of ops, played as written: the plainest baseline, and the script of experiments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from esper.leyline import (
+    TRANSITIONS,
+    ActionSpec,
+    HostLayout,
+    LifecycleOp,
+    SeedStage,
+    heads_used_by,
+    record,
+)
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.situation import Setting, Situation, check_names
+
+
+@record
+class ScheduleEntry:
+    """One op at one epoch."""
+
+    epoch: int
+    op: LifecycleOp
+    slot: str
+    blueprint: str | None = None
+    blend: str | None = None
+
+
+def schedule_hash(entries: Sequence[ScheduleEntry]) -> str:
+    """A fingerprint of a schedule, equal for equal lists on every machine."""
+    rows = [[e.epoch, e.op.name, e.slot, e.blueprint, e.blend] for e in entries]
+    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(slots=True)
+class Fulfilment:
+    """How far one env's episode followed the schedule."""
+
+    pending: list[int] = field(default_factory=list)
+    """Positions of entries not played yet, in order. What is left at the end was skipped."""
+    delays: dict[int, int] = field(default_factory=dict)
+    """Position -> epochs by which an entry was late, for every entry played."""
+
+    @property
+    def num_late(self) -> int:
+        """Entries that were played after their epoch."""
+        return sum(delay > 0 for delay in self.delays.values())
+
+
+class ScheduleController(Controller):
+    """Plays each entry at its epoch. One whose gate is closed is tried again every epoch, and its delay is noted."""
+
+    def __init__(self, setting: Setting, entries: Sequence[ScheduleEntry]) -> None:
+        super().__init__(setting)
+        check_schedule(entries, setting.layout)
+        self.entries = tuple(entries)
+        self.hash = schedule_hash(entries)
+        self._fulfilment: dict[int, Fulfilment] = {}
+
+    @property
+    def fulfilment(self) -> Mapping[int, Fulfilment]:
+        """By env id."""
+        return self._fulfilment
+
+    def decide(self, situation: Situation) -> ActionSpec:
+        """The first due entry that is legal. In each slot the written order holds, also when entries are late."""
+        fulfilment = self._fulfilment[situation.report.env_id]
+        epoch = situation.report.epochs_done
+        blocked: set[str] = set()
+        for position in fulfilment.pending:
+            entry = self.entries[position]
+            if entry.epoch > epoch:
+                break
+            if entry.slot not in blocked and (spec := _legal_spec(situation, entry)) is not None:
+                fulfilment.pending.remove(position)
+                fulfilment.delays[position] = epoch - entry.epoch
+                return spec
+            blocked.add(entry.slot)
+        return situation.wait()
+
+    def forget(self) -> None:
+        """Drops the record of earlier episodes."""
+        self._fulfilment.clear()
+
+    def meet(self, situation: Situation) -> None:
+        """Every env plays the whole list."""
+        horizon = situation.report.signals.horizon
+        for entry in self.entries:
+            if entry.epoch >= horizon:
+                raise ValueError(f"schedule entry at epoch {entry.epoch} lies beyond the horizon of {horizon} epochs")
+        self._fulfilment[situation.report.env_id] = Fulfilment(pending=list(range(len(self.entries))))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is still to be played, by env."""
+        return {str(env_id): asdict(fulfilment) for env_id, fulfilment in self._fulfilment.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues a schedule. JSON has turned positions into text; they become numbers again."""
+        self._fulfilment = {
+            int(env_id): Fulfilment(
+                pending=list(saved["pending"]), delays={int(p): delay for p, delay in saved["delays"].items()}
+            )
+            for env_id, saved in state.items()
+        }
+
+
+def _legal_spec(situation: Situation, entry: ScheduleEntry) -> ActionSpec | None:
+    if entry.slot not in situation.legal_slots(entry.op):
+        return None
+    if entry.op is not LifecycleOp.GERMINATE:
+        return situation.on(entry.op, entry.slot)
+    assert entry.blueprint is not None
+    assert entry.blend is not None
+    if entry.blueprint not in situation.legal_blueprints(entry.slot) or entry.blend not in situation.legal_blends():
+        return None
+    return situation.germinate(entry.slot, entry.blueprint, entry.blend)
+
+
+def check_schedule(entries: Sequence[ScheduleEntry], layout: HostLayout) -> None:
+    """Refuses what can be known to be illegal before an episode starts.
+
+    Raises:
+        ValueError: Epochs out of order, unknown names, a blueprint that does not fit its slot, heads an op does not
+            take, or an op that no life of the seed in its slot can reach.
+    """
+    stages: dict[str, SeedStage] = {}
+    for position, entry in enumerate(entries):
+        where = f"schedule entry {position} ({entry.op.name} in {entry.slot} at epoch {entry.epoch})"
+        if entry.epoch < 0 or (position and entry.epoch <= entries[position - 1].epoch):
+            raise ValueError(f"{where}: epochs start at 0 and rise, because each epoch takes one op")
+        _check_heads(entry, layout, where)
+        stage = stages.get(entry.slot, SeedStage.DORMANT)
+        reached = _stage_after(stage, entry.op)
+        if reached is None:
+            raise ValueError(f"{where}: the slot can only have reached {stage.name} by then, which does not allow it")
+        stages[entry.slot] = reached
+
+
+def _check_heads(entry: ScheduleEntry, layout: HostLayout, where: str) -> None:
+    used = heads_used_by(entry.op)
+    if "slot" not in used:
+        raise ValueError(f"{where}: waiting needs no entry")
+    if (entry.blueprint is not None) != ("blueprint" in used) or (entry.blend is not None) != ("blend" in used):
+        raise ValueError(f"{where}: {entry.op.name} takes {', '.join(head for head in used if head != 'op')}")
+    layout.slot_position(entry.slot)
+    if entry.blueprint is not None and entry.blend is not None:
+        check_names(layout, entry.blueprint, entry.blend)
+        if not layout.card(entry.slot, entry.blueprint).fits:
+            raise ValueError(f"{where}: blueprint {entry.blueprint!r} does not fit this slot")
+
+
+def _stage_after(stage: SeedStage, op: LifecycleOp) -> SeedStage | None:
+    """Where an op leads from the furthest stage a slot can have reached; None if it leads nowhere from there."""
+    for move in TRANSITIONS.values():
+        if move.source is stage and move.op is op:
+            return _settled(move.target)
+    return None
+
+
+def _settled(stage: SeedStage) -> SeedStage:
+    """The stage a slot ends up in by itself, given time."""
+    onward = {
+        SeedStage.GERMINATED: SeedStage.TRAINING,
+        SeedStage.BLENDING: SeedStage.HOLDING,
+        SeedStage.PRUNED: SeedStage.DORMANT,
+    }
+    return onward.get(stage, stage)

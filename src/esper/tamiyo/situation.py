@@ -1,0 +1,111 @@
+"""One env at one moment, as a rule sees it: the report, what is legal, and how to say what to do."""
+
+from __future__ import annotations
+
+import random
+
+from esper.leyline import (
+    BLENDS,
+    ActionExecutionResult,
+    ActionMasks,
+    ActionSpec,
+    EpochReport,
+    HostLayout,
+    LifecycleConfig,
+    LifecycleOp,
+    SeedStage,
+    SlotReport,
+    derive_seed,
+    record,
+    wait,
+)
+
+
+@record
+class Setting:
+    """What a controller is told once: the host it will meet, the limits of growth, and its seed for chance."""
+
+    layout: HostLayout
+    lifecycle: LifecycleConfig
+    run_seed: int
+
+
+@record
+class Situation:
+    """What a rule may know about one env."""
+
+    report: EpochReport
+    masks: ActionMasks
+    setting: Setting
+
+    @property
+    def steps_left(self) -> int:
+        """Decisions left in the episode, this one included."""
+        return self.report.signals.horizon - self.report.epochs_done
+
+    def slots(self, *stages: SeedStage) -> list[SlotReport]:
+        """Slots in these stages, in execution order."""
+        return [slot for slot in self.report.slots if slot.stage in stages]
+
+    def legal_slots(self, op: LifecycleOp) -> list[str]:
+        """Slots on which an op is legal now, in execution order."""
+        row = self.masks.slot_by_op[op]
+        return [slot_id for slot_id, legal in zip(self.setting.layout.slot_ids, row, strict=True) if legal]
+
+    def legal_blueprints(self, slot_id: str) -> list[str]:
+        """Blueprints that may be planted in a slot now, in head order."""
+        layout = self.setting.layout
+        row = self.masks.blueprint_by_slot[layout.slot_position(slot_id)]
+        return [name for name, legal in zip(layout.blueprints, row, strict=True) if legal]
+
+    def legal_blends(self) -> list[str]:
+        """Blends that may be chosen now, in head order."""
+        return [name for name, legal in zip(BLENDS, self.masks.blend, strict=True) if legal]
+
+    def wait(self) -> ActionSpec:
+        """Doing nothing."""
+        return wait(self.report.env_id)
+
+    def on(self, op: LifecycleOp, slot_id: str) -> ActionSpec:
+        """An op on the seed in a slot."""
+        return ActionSpec(env_id=self.report.env_id, op=op, slot=slot_id, blueprint=None, blend=None)
+
+    def germinate(self, slot_id: str, blueprint: str, blend: str) -> ActionSpec:
+        """Planting a seed."""
+        return ActionSpec(
+            env_id=self.report.env_id, op=LifecycleOp.GERMINATE, slot=slot_id, blueprint=blueprint, blend=blend
+        )
+
+    def chance(self, purpose: str) -> random.Random:
+        """A generator of this decision alone, so that no decision depends on how many were made before."""
+        report = self.report
+        return random.Random(
+            derive_seed(self.setting.run_seed, report.env_id, report.episode, report.epochs_done, purpose)
+        )
+
+
+def situations(state: ActionExecutionResult, setting: Setting) -> list[Situation]:
+    """Every env of a state, in env order."""
+    return [
+        Situation(report=report, masks=masks, setting=setting)
+        for report, masks in zip(state.reports, state.post_action_masks, strict=True)
+    ]
+
+
+def life_epochs(lifecycle: LifecycleConfig, blend: str) -> int:
+    """Steps from planting a seed to the first step at which it can be kept."""
+    return lifecycle.min_training + BLENDS[blend].ramp_epochs
+
+
+def check_names(layout: HostLayout, blueprint: str | None, blend: str) -> None:
+    """Refuses names no slot of this host can use, before an episode starts.
+
+    Raises:
+        ValueError: The blueprint is unknown or fits nowhere, or the blend is unknown.
+    """
+    if blend not in BLENDS:
+        raise ValueError(f"unknown blend {blend!r}. Known: {', '.join(BLENDS)}")
+    if blueprint is None:
+        return
+    if not any(layout.card(slot_id, blueprint).fits for slot_id in layout.slot_ids):
+        raise ValueError(f"blueprint {blueprint!r} fits no slot of this {layout.topology} host")
