@@ -57,6 +57,11 @@ class Life:
     advanced: bool = False
     ended: bool = False
 
+    @property
+    def passes(self) -> bool:
+        """True for a seed that is to be pruned and so gives its slot back."""
+        return self.end_at is not None and not self.keep
+
     def due(self, now: int) -> list[LifecycleOp]:
         """Ops on this seed whose time has come, most wanted first."""
         if self.slot_id is None:
@@ -89,16 +94,23 @@ class RateMatchedController(Controller):
         self._lives: dict[int, list[Life]] = {}
 
     def decide(self, situation: Situation) -> ActionSpec:
-        """The first due op that is legal, lives taken in random order."""
+        """The first due op that is legal: seeds that are to be kept first, because they need most time."""
         chance = situation.chance("rate_matched")
-        lives = list(self._lives[situation.report.env_id])
-        chance.shuffle(lives)
+        lives = sorted(self._lives[situation.report.env_id], key=lambda life: (not life.keep, chance.random()))
         for life in lives:
+            if life.slot_id is None and not self._leaves_room(life, lives):
+                continue
             for op in life.due(situation.report.epochs_done):
                 if (spec := _legal_spec(situation, op, life, chance)) is not None:
                     life.note(spec)
                     return spec
         return situation.wait()
+
+    def _leaves_room(self, life: Life, lives: list[Life]) -> bool:
+        """False for a seed that would stay in the last slot while others are still to come and go."""
+        passing = any(other.passes and not other.ended for other in lives)
+        staying = sum(not other.passes and other.slot_id is not None for other in lives)
+        return life.passes or not passing or staying + 1 < len(self.setting.layout.slots)
 
     def forget(self) -> None:
         """Drops the plans of earlier episodes."""
@@ -164,14 +176,19 @@ def plan_lives(
         math.floor(total + rounding + _SLACK) for total in (kept, kept + pruned, planted)
     )
     advance_share = min(1.0, (advanced - kept) / (planted - kept)) if planted > kept else 0.0
-    # Seeds that make room for others come first.
-    fates = ["prune"] * (num_ended - num_kept) + ["keep"] * num_kept + ["leave"] * (num_planted - num_ended)
+    fates = ["keep"] * num_kept + ["prune"] * (num_ended - num_kept) + ["leave"] * (num_planted - num_ended)
     ramp = max(blend.ramp_epochs for blend in BLENDS.values())
     last = max(0, horizon - 1 - lifecycle.min_training - ramp - num_planted)
-    starts = sorted(chance.randint(0, last) for _ in fates)
     return [
-        _plan_life(fate, start, fate == "keep" or chance.random() < advance_share, lifecycle, horizon, chance)
-        for fate, start in zip(fates, starts, strict=True)
+        _plan_life(
+            fate,
+            chance.randint(0, last),
+            fate == "keep" or chance.random() < advance_share,
+            lifecycle,
+            horizon,
+            chance,
+        )
+        for fate in fates
     ]
 
 
@@ -186,5 +203,7 @@ def _plan_life(
     end = None
     if fate != "leave":
         earliest = trained if advance is None else min(advance + 1, horizon - 1)
-        end = chance.randint(earliest, horizon - 1)
+        # A seed that is to go makes room for others soon.
+        latest = horizon - 1 if fate == "keep" else earliest + (horizon - 1 - earliest) // 4
+        end = chance.randint(earliest, latest)
     return Life(plant_at=start, advance_at=advance, end_at=end, keep=fate == "keep")

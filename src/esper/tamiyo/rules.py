@@ -55,7 +55,7 @@ class EnvMemory:
 
     num_planted: int = 0
     last_planted: int = 0
-    """Epochs done when the last seed was planted; the start counts as planting."""
+    """Epoch at which the last seed was planted; the start counts as planting."""
     best_loss: float | None = None
     """Validation loss that the next improvement is measured from."""
     stale_epochs: int = 0
@@ -158,7 +158,7 @@ class RuleController(Controller):
         memory = self.memory(situation)
         if op is LifecycleOp.GERMINATE:
             memory.num_planted += 1
-            memory.last_planted = situation.report.epochs_done
+            memory.last_planted = situation.report.epochs_done - 1
         for slot in situation.slots(SeedStage.HOLDING):
             if slot.contribution_pp is not None and slot.seed_id is not None:
                 memory.contributions.setdefault(slot.seed_id, []).append(slot.contribution_pp)
