@@ -64,7 +64,7 @@ def test_evaluate_goes_on_where_it_stopped_and_refuses_to_mix(
         (["grow", "--controller", "heurstic"], "unknown controller 'heurstic'. Known: wait_only"),
         (["evaluate", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["evaluate", "--workers", "0"], "--workers must be at least 1, got 0"),
-        (["evaluate", "--arms", "schedul"], "unknown controller 'schedul'. Known: wait_only"),
+        (["evaluate", "--arms", "weekly"], "unknown controller 'weekly'. Known: wait_only"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_exit_code_2(args: list[str], message: str, tmp_path: Path) -> None:
