@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -316,36 +316,40 @@ class MorphogeneticModel(nn.Module):
 
     def evidence(self, slot_id: str) -> SeedEvidence:
         """What the gates may know about a slot now."""
-        slot, measured = self.slot(slot_id), self.slot(slot_id).measured
-        held = None if self._optimizer is None else self._optimizer.holds(slot.parameters())
-        return SeedEvidence(
-            stage=slot.stage,
-            epochs_in_stage=slot.epochs_in_stage,
-            age_epochs=slot.age_epochs,
-            alpha=slot.alpha,
-            ramp_complete=slot.ramp_complete,
-            probe_passed=slot.probe_passed,
-            in_optimizer=held if slot.stage.has_seed else None,
-            train_loss=self.train_loss,
-            val_loss=self.val_loss,
-            predicted_gain=measured.predicted_gain,
-            residual_ratio=measured.residual_ratio,
-            gradients_finite=measured.gradients_finite,
-            live_fraction=measured.live_fraction,
-            contribution_pp=measured.contribution_pp,
-            contribution_alpha=measured.contribution_alpha,
-            contribution_topology=measured.contribution_topology,
-            topology_version=self.topology_version,
-        )
+        return SeedEvidence(**self._evidence(self.slot(slot_id)))
+
+    def _evidence(self, slot: SeedSlot) -> dict[str, Any]:
+        measured = slot.measured
+        held = None
+        if self._optimizer is not None and slot.stage.has_seed:
+            held = self._optimizer.holds(slot.parameters())
+        return {
+            "stage": slot.stage,
+            "epochs_in_stage": slot.epochs_in_stage,
+            "age_epochs": slot.age_epochs,
+            "alpha": slot.alpha,
+            "ramp_complete": slot.ramp_complete,
+            "probe_passed": slot.probe_passed,
+            "in_optimizer": held,
+            "train_loss": self.train_loss,
+            "val_loss": self.val_loss,
+            "predicted_gain": measured.predicted_gain,
+            "residual_ratio": measured.residual_ratio,
+            "gradients_finite": measured.gradients_finite,
+            "live_fraction": measured.live_fraction,
+            "contribution_pp": measured.contribution_pp,
+            "contribution_alpha": measured.contribution_alpha,
+            "contribution_topology": measured.contribution_topology,
+            "topology_version": self.topology_version,
+        }
 
     def reports(self) -> tuple[SlotReport, ...]:
         """One record per slot, in execution order."""
         return tuple(self._report(slot) for slot in self.all_slots())
 
     def _report(self, slot: SeedSlot) -> SlotReport:
-        evidence = self.evidence(slot.spec.slot_id)
         return SlotReport(
-            **{name: getattr(evidence, name) for name in SeedEvidence.__dataclass_fields__},
+            **self._evidence(slot),
             slot_id=slot.spec.slot_id,
             seed_id=slot.seed_id if slot.stage.has_seed else None,
             blueprint=slot.blueprint,

@@ -117,7 +117,11 @@ class SeedSlot(nn.Module):
     def _train_behind(self, h: Tensor) -> Tensor:
         assert self.meter is not None
         rows = h.shape[0] * h.shape[1] if self.topology == "transformer" else h.shape[0]
-        d = self.delta(h.detach())
+        features = h.detach()
+        if not features.is_contiguous():
+            # Torch crashes in the backward pass of a group norm whose channels-last input asks for no gradient.
+            features.requires_grad_()
+        d = self.delta(features)
         if self.meter.eta is not None:
             self._pending = self.meter.penalty(d, rows)
         return attach(h, d, self.meter, rows)

@@ -12,6 +12,7 @@ import tyro
 
 from esper.leyline import DataDamaged, DataNotFound, ModelFileError
 from esper.scripts.bench_coalitions import bench_coalitions_command
+from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
 from esper.scripts.tasks import tasks_command
@@ -23,6 +24,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tasks": tasks_command,
 }
 BENCHMARKS: dict[str, Callable[..., None]] = {
+    "engine": bench_engine_command,
     "coalitions": bench_coalitions_command,
 }
 
@@ -51,8 +53,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _commands() -> Any:
     words = "Measure speed, beside what it is up against."
     bench: Any = Annotated[_one_of(BENCHMARKS), tyro.conf.subcommand(name="bench", description=words)]
-    if len(BENCHMARKS) == 1:
-        bench = Annotated[Any, tyro.conf.subcommand(name="bench", constructor=bench_coalitions_command)]
     return Union[_one_of(COMMANDS), bench]  # noqa: UP007 (made at run time)
 
 

@@ -74,7 +74,8 @@ def _blueprints(report: EpochReport, slot: SlotReport, layout: HostLayout, confi
         return (False,) * len(layout.blueprints)
     live, params = report.num_live, report.total_params
     cards = layout.cards[layout.slot_position(slot.slot_id)]
-    return tuple(gate_germinate(slot.stage, card, live, params, config).passed for card in cards)
+    # Most cards are of other topologies; asking the gate about them would be most of the work of a step here.
+    return tuple(card.fits and gate_germinate(slot.stage, card, live, params, config).passed for card in cards)
 
 
 def _slots(

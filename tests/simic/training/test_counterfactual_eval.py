@@ -57,6 +57,7 @@ def grown(topology: str, num_seeds: int, blend: str) -> ParallelEnvState:
         worker.step([act(0, "ADVANCE", slot)])
     if num_seeds:
         env.model.slot(task.slots[0]).stage = SeedStage.FOSSILIZED
+        env.plan = plan_coalitions(env.model)
     worker.step([wait(0)])
     return env
 

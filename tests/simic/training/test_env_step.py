@@ -66,6 +66,20 @@ def test_a_seed_lives_its_life_in_an_env() -> None:
     assert report.committed_accuracy_pct == report.val_accuracy_pct
 
 
+@pytest.mark.parametrize("blueprint", ["cnn.conv", "cnn.conv_deep"])
+def test_seeds_live_in_channels_last_hosts_too(blueprint: str) -> None:
+    """Also across a snapshot, whose copies are laid out otherwise."""
+    task = tiny_task("digits_conv", channels_last=True, optimizer=SGD)
+    worker, other = engine(task), engine(task)
+    worker.reset(ONE)
+    plan = {0: act(0, "GERMINATE", "r0c0", blueprint, "linear_fast"), 1: act(0, "ADVANCE", "r0c0")}
+    for epoch in range(4):
+        other.restore(worker.snapshot())
+        expected = facts(worker.step([plan.get(epoch, wait(0))], ALL_EVENTS))
+        assert repr(facts(other.step([plan.get(epoch, wait(0))], ALL_EVENTS))) == repr(expected)
+        assert worlds.digest(other) == worlds.digest(worker)
+
+
 def test_an_illegal_op_is_a_defect_and_raises() -> None:
     worker = engine()
     worker.reset(ONE)

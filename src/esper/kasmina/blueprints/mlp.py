@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -60,13 +61,11 @@ def perceptron(width: int, channels: int, generator: torch.Generator) -> nn.Sequ
     return nn.Sequential(linear(channels, width, generator), nn.GELU(), linear(width, channels, generator, bias=False))
 
 
-def _perceptron_body(width_of: object, channels: int, generator: torch.Generator) -> nn.Module:
-    assert callable(width_of)
+def _perceptron_body(width_of: Callable[[int], int], channels: int, generator: torch.Generator) -> nn.Module:
     return perceptron(width_of(channels), channels, generator)
 
 
-def _perceptron(key: str, width_of: object, description: str) -> Blueprint:
-    assert callable(width_of)
+def _perceptron(key: str, width_of: Callable[[int], int], description: str) -> Blueprint:
     return Blueprint(
         key=key,
         topology="mlp",

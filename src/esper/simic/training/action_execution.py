@@ -99,28 +99,27 @@ def apply_action(env: ParallelEnvState, spec: ActionSpec) -> ActionOutcome:
     """
     assert env.epoch is not None
     env.rollback_reason = None
-    slot = None if spec.slot is None else env.model.slot(spec.slot)
-    before = None if slot is None else slot.stage
-    params = env.model.param_counts().total
+    params = env.param_counts().total
     rng_seed = derive_seed(env.run_seed, env.env_id, env.episode, env.epoch, f"seed:{spec.slot}")
     move = apply_op(env.model, spec, rng_seed)
-    after = None if slot is None else slot.stage
-    delta = env.model.param_counts().total - params
     if move is not None:
-        env.on_move(move)
-    for automatic in begin_epoch(env.model):
-        env.on_move(automatic)
-    if spec.op is LifecycleOp.FOSSILIZE:
-        env.governor.note_fossilization()
-    task = env.recipe.task
-    env.optimizer.set_lr_factor(lr_factor(task.optimizer.schedule, env.epoch, task.horizon))
-    assert env.optimizer.holds(env.model.parameters()), "the optimizer and the model must hold the same parameters"
-    return ActionOutcome(
+        env.note_move(move)
+    outcome = ActionOutcome(
         env_id=env.env_id,
         op=spec.op,
         slot=spec.slot,
         applied=True,
-        stage_before=before,
-        stage_after=after,
-        params_delta=delta,
+        stage_before=None if move is None else move.source,
+        stage_after=None if move is None else move.target,
+        params_delta=env.param_counts().total - params,
     )
+    automatic = begin_epoch(env.model)
+    for started in automatic:
+        env.note_move(started)
+    if move is not None or automatic:
+        assert env.optimizer.holds(env.model.parameters()), "the optimizer must hold exactly the model's parameters"
+    if spec.op is LifecycleOp.FOSSILIZE:
+        env.governor.note_fossilization()
+    task = env.recipe.task
+    env.optimizer.set_lr_factor(lr_factor(task.optimizer.schedule, env.epoch, task.horizon))
+    return outcome

@@ -17,6 +17,7 @@ from esper.leyline import (
     GovernorState,
     SeedStage,
     SlotReport,
+    TelemetryEvent,
     coalition_mask,
     contribution,
     interaction_sum,
@@ -106,13 +107,12 @@ def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | 
     env.state = env.reported_state(verdict)
     events = tuple(event for event in env.outbox if event.type in env.wanted)
     env.outbox.clear()
-    times = (env.seat.train_timer.take_ms(), env.seat.val_timer.take_ms())
-    return replace(_report(env), events=events, train_ms=times[0], val_ms=times[1])
+    return _report(env, events, env.seat.train_timer.take_ms(), env.seat.val_timer.take_ms())
 
 
 def report_again(env: ParallelEnvState) -> EpochReport:
     """The last report of an env whose episode is over: the same facts, nothing new."""
-    return _report(env)
+    return _report(env, (), 0.0, 0.0)
 
 
 def _book_epoch(env: ParallelEnvState, metrics: EpochMetrics) -> None:
@@ -130,17 +130,17 @@ def _book_epoch(env: ParallelEnvState, metrics: EpochMetrics) -> None:
         gradients=collect_gradient_telemetry_for_batch(env),
     )
     for move in end_epoch(env.model, measured):
-        env.on_move(move)
+        env.note_move(move)
 
 
-def _report(env: ParallelEnvState) -> EpochReport:
+def _report(env: ParallelEnvState, events: tuple[TelemetryEvent, ...], train_ms: float, val_ms: float) -> EpochReport:
     assert env.metrics is not None
     assert env.signals is not None
     metrics, table = env.metrics, env.metrics.table
     fossils = [s.spec.slot_id for s in env.model.all_slots() if s.stage is SeedStage.FOSSILIZED]
     # A seed fossilized in this very step was a player of its validation, so the committed coalition was measured.
     committed = coalition_mask(table, fossils)
-    counts = env.model.param_counts()
+    counts = env.param_counts()
     return EpochReport(
         env_id=env.env_id,
         episode=env.episode,
@@ -160,9 +160,9 @@ def _report(env: ParallelEnvState) -> EpochReport:
         governor_state=env.state,
         rollback_reason=env.rollback_reason,
         terminal=env.terminal,
-        events=(),
-        train_ms=0.0,
-        val_ms=0.0,
+        events=events,
+        train_ms=train_ms,
+        val_ms=val_ms,
     )
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from esper.kasmina import ModelState, MorphogeneticModel, capture, restore
+from esper.kasmina import ModelState, MorphogeneticModel, ParamCounts, capture, restore
 from esper.kasmina.persist import build, decode_facts, encode_facts
 from esper.leyline import (
     EnvSnapshot,
@@ -89,6 +89,7 @@ class ParallelEnvState:
     wanted: frozenset[TelemetryEventType] = frozenset()
     on_move: Callable[[SlotTransition], None] = field(init=False)
     outbox: list[TelemetryEvent] = field(default_factory=list)
+    _counts: ParamCounts | None = None
     totals: Tensor = field(init=False)
     train_rows: int = 0
     val_rows: int = 0
@@ -120,7 +121,6 @@ class ParallelEnvState:
 
     def begin_training(self) -> None:
         """Before the first batch of an epoch."""
-        self.plan = plan_coalitions(self.model)
         self.zero_accumulators()
         self.model.train()
 
@@ -154,6 +154,18 @@ class ParallelEnvState:
         """The name of a seed in the whole run."""
         return f"{self.env_id}.{self.episode}.{seed_id}"
 
+    def param_counts(self) -> ParamCounts:
+        """Parameters by owner; counted again only after something moved."""
+        if self._counts is None:
+            self._counts = self.model.param_counts()
+        return self._counts
+
+    def note_move(self, move: SlotTransition) -> None:
+        """A slot changed: tells the log, and looks again at what depends on it."""
+        self._counts = None
+        self.plan = plan_coalitions(self.model)
+        self.on_move(move)
+
     # ---- going back
 
     def capture(self) -> ModelState:
@@ -163,6 +175,7 @@ class ParallelEnvState:
     def restore(self, state: ModelState) -> None:
         """Returns to a captured state. Seeds born since are gone, seeds lost since are back."""
         restore(self.model, state, self.optimizer)
+        self._counts = None
         books = state.facts["extra"]
         self.epoch = books["epoch"]
         self.metrics = read_metrics(books["metrics"])
