@@ -107,8 +107,26 @@ def test_a_restored_controller_goes_on_as_before(name: str, epoch: int) -> None:
 def test_a_second_round_starts_afresh(name: str) -> None:
     spec = lively()
     controller = build(name, spec)
-    first = run_policy(spec, controller, seeds(2))
-    assert run_policy(spec, controller, seeds(2)) == first
+    run_policy(spec, controller, seeds(4))
+    assert run_policy(spec, controller, seeds(2)) == run_policy(spec, build(name, spec), seeds(2))
+    fresh = build(name, spec)
+    run_policy(spec, fresh, seeds(2))
+    assert controller.state_dict() == fresh.state_dict(), "nothing is left of the first round"
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_an_episode_that_is_over_teaches_nothing(name: str) -> None:
+    spec = lively(rollback_epoch=20)
+    worker, controller = SimulatedWorker(spec), build(name, spec)
+    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    controller.begin(state)
+    memories = []
+    for _ in range(spec.horizon):
+        after = observe(worker.step(controller.act(state)), spec.layout, spec.lifecycle)
+        controller.store(state, after)
+        memories.append(controller.state_dict())
+        state = after
+    assert memories[20:] == [memories[20]] * 10
 
 
 def test_unknown_controllers_and_parameters_are_answered_with_the_known_ones() -> None:

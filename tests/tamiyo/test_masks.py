@@ -31,7 +31,11 @@ from esper.tamiyo.observe import observe
 from esper.tamiyo.simulation import SimulatedWorker
 from tests.fakes import act_on, germinate, legal_specs, random_chooser, seeds, world
 
-SPEC = world()
+SPEC = world(
+    horizon=14,
+    lifecycle=replace(DEFAULT_LIFECYCLE, max_live=2, min_training=2, param_budget=2200, min_contribution=1.0),
+)
+"""Every gate of this world closes at some time."""
 LAYOUT = SPEC.layout
 RESET = SimulatedWorker(SPEC).reset(seeds(1)).reports[0]
 
@@ -100,6 +104,25 @@ def test_a_legal_op_never_has_an_empty_later_mask(report: EpochReport, config: L
         assert legal == any(found.blueprint_by_slot[i])
     assert any(found.blend) == found.op[LifecycleOp.GERMINATE]
     assert len(found.blend) == len(BLENDS)
+
+
+def with_stages(*stages: SeedStage) -> EpochReport:
+    return replace(
+        RESET, slots=tuple(replace(slot, stage=stage) for slot, stage in zip(RESET.slots, stages, strict=True))
+    )
+
+
+def test_no_more_seeds_than_may_live_at_once() -> None:
+    one_live = with_stages(SeedStage.TRAINING, SeedStage.DORMANT, SeedStage.FOSSILIZED)
+    for max_live, legal in ((1, False), (2, True)):
+        config = replace(DEFAULT_LIFECYCLE, max_live=max_live)
+        assert masks(one_live, LAYOUT, config).op[LifecycleOp.GERMINATE] == legal
+
+
+def test_no_seed_beyond_the_budget() -> None:
+    for budget, legal in ((RESET.total_params + 499, False), (RESET.total_params + 500, True)):
+        config = replace(DEFAULT_LIFECYCLE, param_budget=budget)
+        assert masks(RESET, LAYOUT, config).op[LifecycleOp.GERMINATE] == legal
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from esper.leyline import LifecycleOp, SeedStage
+from esper.leyline import ActionExecutionResult, LifecycleOp, SeedStage, wait
 from esper.tamiyo import Setting, make_controller
+from esper.tamiyo.masks import masks
+from esper.tamiyo.observe import observe
 from esper.tamiyo.rules import CommitRule, fragrow_interval
-from esper.tamiyo.simulation import HostCurve, SimulatedBlueprint, SimulationSpec
-from tests.fakes import Step, run_policy, seeds, world
+from esper.tamiyo.simulation import HostCurve, SimulatedBlueprint, SimulatedWorker, SimulationSpec
+from tests.fakes import Step, germinate, run_policy, seeds, world
 
 GERMINATE, PRUNE, FOSSILIZE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE
 ARMS = ("periodic", "plateau", "fragrow", "heuristic")
@@ -42,8 +44,8 @@ def test_periodic_plants_every_so_many_epochs() -> None:
 
 
 def test_plateau_plants_when_the_loss_has_not_fallen_for_long_enough() -> None:
-    steps = episode("plateau", only(GOOD), patience=4)
-    assert epochs_of(steps, GERMINATE)[0] == 4
+    steps = episode("plateau", only(replace(GOOD, gain_pp=(0.0, 0.0, 0.0))), patience=4)
+    assert epochs_of(steps, GERMINATE)[:2] == [4, 9], "a new seed gets the patience the host had"
     falling = world(blueprints=(GOOD,), host=HostCurve(start_pct=10.0, final_pct=90.0, epochs=40.0), horizon=40)
     assert epochs_of(episode("plateau", falling, patience=4, min_gain=0.001), GERMINATE) == []
     assert epochs_of(episode("plateau", falling, patience=4, min_gain=0.5), GERMINATE)[0] == 4
@@ -96,6 +98,24 @@ def test_mixed_evidence_is_decided_by_its_mean_when_the_time_is_up() -> None:
 def test_nobody_plants_what_cannot_be_kept_in_time() -> None:
     for name in ARMS:
         assert epochs_of(episode(name, replace(only(GOOD), horizon=8)), GERMINATE) == []
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_nobody_blends_what_cannot_be_kept_in_time(name: str) -> None:
+    """The gate is open in both states; with five epochs left a ramp of five cannot be followed by a commit."""
+    spec = only(GOOD)
+    setting = Setting(layout=spec.layout, lifecycle=spec.lifecycle, run_seed=0)
+    worker = SimulatedWorker(spec)
+    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    late = {34: LifecycleOp.ADVANCE, 35: LifecycleOp.WAIT}
+    for epoch in range(36):
+        if epoch in late:
+            controller = make_controller(name, setting)
+            controller.begin(state)
+            assert state.post_action_masks[0].op[LifecycleOp.ADVANCE]
+            assert controller.act(state)[0].op is late[epoch]
+        spec_taken = germinate("r0c0", "good", "linear") if epoch == 20 else wait(0)
+        state = observe(worker.step([spec_taken]), spec.layout, spec.lifecycle)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +189,33 @@ def test_the_heuristic_plants_what_proved_itself_again_and_nothing_that_failed()
         next(s.blueprint for s in steps[t].after.slots if s.age_epochs == 1) for t in epochs_of(steps, GERMINATE)
     ]
     assert planted.count("bad") == 1
+
+
+def test_the_heuristic_gives_every_blueprint_one_chance_and_no_failure_a_second() -> None:
+    assert len(epochs_of(episode("heuristic", only(BAD)), GERMINATE)) == 1
+
+
+def test_one_hopeful_forecast_starts_an_audition_anew() -> None:
+    spec = only(GOOD)
+    controller = make_controller("heuristic", Setting(layout=spec.layout, lifecycle=spec.lifecycle, run_seed=0))
+    worker = SimulatedWorker(spec)
+    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    controller.begin(state)
+    state = observe(worker.step([germinate("r0c0", "good")]), spec.layout, spec.lifecycle)
+    taken = []
+    for forecast in (-1.0, -1.0, 1.0, -1.0, -1.0, -1.0):
+        shown = with_forecast(state, spec, forecast)
+        controller.store(shown, shown)
+        taken.append(controller.act(shown)[0].op)
+    assert taken[2] is LifecycleOp.ADVANCE
+    assert [op is PRUNE for op in taken] == [False] * 5 + [True]
+
+
+def with_forecast(state: ActionExecutionResult, spec: SimulationSpec, forecast: float) -> ActionExecutionResult:
+    report = state.reports[0]
+    slot = replace(report.slots[0], predicted_gain=forecast, train_loss=1000.0)
+    report = replace(report, slots=(slot, *report.slots[1:]))
+    return replace(state, reports=(report,), post_action_masks=(masks(report, spec.layout, spec.lifecycle),))
 
 
 def test_the_heuristic_leaves_a_host_alone_that_is_learning() -> None:

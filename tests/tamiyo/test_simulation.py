@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -161,11 +162,25 @@ def test_a_cue_shows_at_reset_only_and_names_the_right_blueprint() -> None:
         steps = play(spec, script_chooser(plan), seed)
         start, end = steps[0].before, steps[-1].after
         told.add((round(start.val_loss, 3), round(end.val_accuracy_pct - 50.0, 6)))
-        assert steps[0].after.val_loss == play(spec, script_chooser([]), seed)[0].after.val_loss
+        assert steps[0].after.val_loss == pytest.approx(0.5 * math.log(10)), "half right, half the loss of chance"
     assert len(told) == 2
     (low, without), (high, with_gain) = sorted(told)
     assert high - low == pytest.approx(0.5)
     assert (without, with_gain) == (0.0, 8.0)
+
+
+def test_every_epoch_and_coalition_has_noise_of_its_own() -> None:
+    plan = [(0, germinate("r0c0", "inert")), (1, act_on(ADVANCE, "r0c0"))]
+    quiet = play(flat(horizon=40), script_chooser(plan))
+    noisy = play(flat(horizon=40, noise_pp=1.0), script_chooser(plan))
+    errors = [
+        n.after.coalitions.accuracy_pct[mask] - q.after.coalitions.accuracy_pct[mask]
+        for n, q in zip(noisy, quiet, strict=True)
+        for mask in q.after.coalitions.accuracy_pct
+    ]
+    assert len(set(errors)) == len(errors) > 70
+    assert sum(errors) / len(errors) == pytest.approx(0.0, abs=0.35)
+    assert (sum(error**2 for error in errors) / len(errors)) ** 0.5 == pytest.approx(1.0, abs=0.25)
 
 
 def test_a_rollback_ends_the_episode_with_the_last_healthy_state() -> None:

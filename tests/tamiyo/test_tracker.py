@@ -62,6 +62,12 @@ def test_stability_latches_when_the_loss_stops_falling() -> None:
     assert falling.update(0.001, 10.0).stable, "a latch does not open again"
 
 
+def test_a_loss_that_hardly_falls_has_settled() -> None:
+    tracker = SignalTracker(40)
+    stable = [tracker.update(1.0 - 0.001 * epoch, 10.0).stable for epoch in range(10)]
+    assert stable == [False] * 9 + [True], "once the window is full"
+
+
 @given(RESULTS)
 def test_recent_results_are_the_newest_five_oldest_first(results: list[tuple[float, float]]) -> None:
     tracker = SignalTracker(40)
@@ -100,6 +106,16 @@ def test_a_saved_state_does_not_follow_the_tracker() -> None:
     saved = tracker.state_dict()
     tracker.update(0.5, 60.0)
     assert saved["losses"] == [1.0]
+
+
+def test_a_tracker_does_not_follow_its_saved_state() -> None:
+    tracker = fed([(1.0, 50.0)])
+    for saved in (tracker.state_dict(), tracker.state_dict()):
+        tracker.load_state_dict(saved)
+        saved["losses"].append(9.0)
+        saved["accuracies_pct"].append(9.0)
+    assert tracker.state_dict()["losses"] == [1.0]
+    assert tracker.state_dict()["accuracies_pct"] == [50.0]
 
 
 def test_reset_forgets_the_last_episode() -> None:

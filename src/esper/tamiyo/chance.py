@@ -94,9 +94,10 @@ class RateMatchedController(Controller):
         self._lives: dict[int, list[Life]] = {}
 
     def decide(self, situation: Situation) -> ActionSpec:
-        """The first due op that is legal: seeds that are to be kept first, because they need most time."""
+        """The first due op that is legal, lives taken in random order."""
         chance = situation.chance("rate_matched")
-        lives = sorted(self._lives[situation.report.env_id], key=lambda life: (not life.keep, chance.random()))
+        lives = list(self._lives[situation.report.env_id])
+        chance.shuffle(lives)
         for life in lives:
             if life.slot_id is None and not self._leaves_room(life, lives):
                 continue
