@@ -95,6 +95,26 @@ def _batch(topology: str, rows: int, generator: torch.Generator) -> Batch:
     return x, (x + before) % VOCAB
 
 
+def blind_host(rng_seed: int = 12) -> Host:
+    """A host that sees no pixel's neighbours."""
+    return CNNHost(
+        in_channels=1, channels=[8, 8], kernel=1, pool=[False, False], classes=CLASSES, generator=draw(rng_seed)
+    )
+
+
+def striped_batches(count: int = 4, rows: int = 24, rng_seed: int = 11) -> list[Batch]:
+    """Stripes in two directions and two widths under noise: all classes have the same pixels, only neighbours tell."""
+    generator = draw(rng_seed)
+    stripes = torch.stack([torch.arange(8) % 2, torch.arange(8) // 2 % 2]).float()
+    templates = torch.stack([s.expand(8, 8) for s in stripes] + [s[:, None].expand(8, 8) for s in stripes])
+    batches = []
+    for _ in range(count):
+        y = torch.randint(0, CLASSES, (rows,), generator=generator)
+        noise = 0.3 * torch.randn(rows, 8, 8, generator=generator)
+        batches.append(((templates[y] + noise)[:, None], y))
+    return batches
+
+
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
 

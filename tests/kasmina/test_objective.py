@@ -10,28 +10,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina import CNNHost, begin_epoch, get_blueprint
+from esper.kasmina import begin_epoch, get_blueprint
 from esper.kasmina.objective import SeedMeter, attach, rms
 from esper.kasmina.operators import GateNetwork, delta
 from esper.leyline import DEFAULT_LIFECYCLE, OPERATORS, OptimSpec, SeedStage
-from tests.growing import ADAMW, LENIENT, SGD, Batch, Run, bits, draw, germinate, make_batches, start, step, train_batch
+from tests.growing import (
+    ADAMW,
+    LENIENT,
+    SGD,
+    Run,
+    bits,
+    blind_host,
+    draw,
+    germinate,
+    make_batches,
+    start,
+    step,
+    striped_batches,
+    train_batch,
+)
 
 BLEND_OF = {"add": "linear", "gate": "gated", "multiply": "multiply"}
 
 
 def blind_run(optim: OptimSpec, blend: str = "linear") -> Run:
     """A host that sees no neighbours, on images of which only neighbours tell the class, and a seed that sees them."""
-    generator = draw(11)
-    stripes = torch.stack([torch.arange(8) % 2, torch.arange(8) // 2 % 2]).float()
-    templates = torch.stack([s.expand(8, 8) for s in stripes] + [s[:, None].expand(8, 8) for s in stripes])
-    batches: list[Batch] = []
-    for _ in range(4):
-        y = torch.randint(0, 4, (24,), generator=generator)
-        noise = 0.3 * torch.randn(24, 8, 8, generator=generator)
-        batches.append(((templates[y] + noise)[:, None], y))
-    host = CNNHost(in_channels=1, channels=[8, 8], kernel=1, pool=[True, False], classes=4, generator=draw(12))
-    run = start("cnn", optim, LENIENT, host=host, batches=batches)
-    run.validation = batches[:1]
+    run = start("cnn", optim, LENIENT, host=blind_host(), batches=striped_batches())
+    run.validation = run.batches[:1]
     germinate(run, "r0c0", "cnn.conv", blend)
     return run
 

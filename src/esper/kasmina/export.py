@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.files import write_atomically
+from esper.kasmina.layers import evaluating
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.operators import GateNetwork, delta
+from esper.kasmina.operators import GateNetwork, delta, mix
 from esper.kasmina.slot import SeedSlot
 from esper.leyline import SeedStage
 
@@ -37,8 +38,7 @@ class GrownPart(nn.Module):
         self.alpha = alpha
 
     def forward(self, h: Tensor) -> Tensor:
-        d = delta(self.operator, h, self.seed(h), self.gate)
-        return h + d if self.alpha == 1.0 else h + self.alpha * d
+        return mix(h, delta(self.operator, h, self.seed(h), self.gate), self.alpha)
 
 
 def export_module(model: MorphogeneticModel, *, include_live: bool = False) -> nn.Sequential:
@@ -79,6 +79,7 @@ def export_model(model: MorphogeneticModel, path: str | Path, *, include_live: b
     path = Path(path)
     writers: dict[str, Callable[[nn.Sequential, Tensor], bytes]] = {".pt2": _pt2, ".onnx": _onnx}
     network = export_module(model, include_live=include_live)
+    _check(network, model, include_live)
     if path.suffix == ".safetensors":
         content = _weights(network, model, include_live)
     elif path.suffix in writers:
@@ -86,6 +87,14 @@ def export_model(model: MorphogeneticModel, path: str | Path, *, include_live: b
     else:
         raise ValueError(f"cannot tell the format of {path.name!r}: expected .pt2, .onnx or .safetensors")
     write_atomically(path, content)
+
+
+def _check(network: nn.Sequential, model: MorphogeneticModel, include_live: bool) -> None:
+    kept = frozenset(slot.spec.slot_id for slot in model.all_slots() if _is_kept(slot, include_live))
+    with evaluating(model):
+        (expected,) = model.forward_coalitions(model.sample, [kept])
+        if not torch.equal(network(model.sample), expected):
+            raise ValueError("the network without slots does not give the model's results")
 
 
 def _pt2(network: nn.Sequential, sample: Tensor) -> bytes:
@@ -120,7 +129,7 @@ def _onnx(network: nn.Sequential, sample: Tensor) -> bytes:
 
 
 def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bool) -> bytes:
-    tensors = {name: tensor.contiguous() for name, tensor in _untied(network).items()}
+    tensors, tied = _untied(network)
     kept = [slot for slot in model.all_slots() if _is_kept(slot, include_live)]
     architecture = {
         "host": {"kind": model.host.spec.kind, "kwargs": dict(model.host.spec.kwargs)},
@@ -134,6 +143,7 @@ def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bo
             for slot in kept
         ],
         "modules": [type(part).__name__ for part in network],
+        "tied": tied,
     }
     content = to_safetensors(tensors, {"architecture": json.dumps(architecture, sort_keys=True)})
     if not all(torch.equal(tensor, tensors[name]) for name, tensor in from_safetensors(content).items()):
@@ -141,12 +151,14 @@ def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bo
     return content
 
 
-def _untied(network: nn.Sequential) -> dict[str, Tensor]:
-    """The state of the network with shared tensors once, under their first name."""
-    seen: set[int] = set()
-    kept = {}
+def _untied(network: nn.Sequential) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state of the network with shared tensors once, and (other name -> first name) for those."""
+    first: dict[int, str] = {}
+    kept, tied = {}, {}
     for name, tensor in network.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            kept[name] = tensor.detach()
-    return kept
+        if id(tensor) in first:
+            tied[name] = first[id(tensor)]
+        else:
+            first[id(tensor)] = name
+            kept[name] = tensor.detach().contiguous()
+    return kept, tied

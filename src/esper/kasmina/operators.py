@@ -50,3 +50,8 @@ def delta(operator: str, x: Tensor, residual: Tensor, gate: GateNetwork | None) 
     assert operator == "multiply", operator
     # The total factor stays within [0.5, 1.5]: features are scaled, never cut.
     return 0.5 * x * torch.tanh(residual)
+
+
+def mix(x: Tensor, d: Tensor, alpha: float) -> Tensor:
+    """The output of a slot."""
+    return x + d if alpha == 1.0 else x + alpha * d

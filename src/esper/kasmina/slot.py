@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.objective import SeedMeter, attach
-from esper.kasmina.operators import GateNetwork, delta
+from esper.kasmina.operators import GateNetwork, delta, mix
 from esper.leyline import (
     TRANSITIONS,
     BlendSpec,
@@ -105,8 +105,7 @@ class SeedSlot(nn.Module):
 
     def blended(self, h: Tensor) -> Tensor:
         """The features with the seed at its current alpha."""
-        d = self.delta(h)
-        return h + d if self.alpha == 1.0 else h + self.alpha * d
+        return mix(h, self.delta(h), self.alpha)
 
     def delta(self, h: Tensor) -> Tensor:
         """What the seed would add at alpha 1."""
