@@ -27,6 +27,7 @@ from esper.tolaria.pool import EnginePool
 from esper.tolaria.runtime import usable_cores
 
 WARM_UP = 2
+MIN_QUIET = 3
 FOREIGN_LIMIT = 0.05
 """Share of the machine that other processes may use in a step that counts."""
 BLUEPRINTS = {"mlp": "mlp.mlp", "cnn": "cnn.conv", "transformer": "transformer.conv_causal"}
@@ -249,13 +250,10 @@ def compare(pool: EnginePool, envs: int, steps: int) -> dict[str, Any]:
         state = after
         if epoch >= WARM_UP:
             pairs.append((phases[True], phases[False]))
-    kept = [pair for pair in pairs if all(_is_quiet(phase) for phase in pair)]
-    used = kept if len(kept) >= 5 else pairs
+    used, counts = _undisturbed(pairs)
     plain, engine = [pair[0] for pair in used], [pair[1] for pair in used]
     return {
-        "steps_kept": len(kept),
-        "steps_dropped": len(pairs) - len(kept),
-        "disturbed": used is pairs and len(kept) < len(pairs),
+        **counts,
         "plain_host_epochs_per_s": _spread([envs / phase.wall_s for phase in plain]),
         "engine_host_epochs_per_s": _spread([envs / phase.wall_s for phase in engine]),
         "throughput_wall": _spread([p.wall_s / e.wall_s for p, e in used]),
@@ -278,6 +276,14 @@ def _check_same_work(answers: Sequence[Mapping[int, tuple[float, float]]], after
                 f"env {report.env_id}, epoch {report.epoch}: the plain loop reached loss {loss}, the engine "
                 f"{report.val_loss}; the two sides do not do the same work"
             )
+
+
+def _undisturbed(pairs: list[tuple[Phase, Phase]]) -> tuple[list[tuple[Phase, Phase]], dict[str, Any]]:
+    """The pairs that others did not disturb; all of them, and says so, if hardly any is left."""
+    kept = [pair for pair in pairs if all(map(_is_quiet, pair))]
+    enough = len(kept) >= min(MIN_QUIET, len(pairs))
+    counts = {"steps_quiet": len(kept), "steps_disturbed": len(pairs) - len(kept), "disturbed": not enough}
+    return (kept if enough else pairs), counts
 
 
 def _is_quiet(phase: Phase) -> bool:
@@ -332,16 +338,16 @@ def scale(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, An
         controller = WaitOnly()
         states = [observe_reset(pool, episode_seeds(0, 1, envs)) for pool in (one, many)]
         meters = [Meter(one), Meter(many)]
-        ratios, quiet = [], 0
+        pairs = []
         for step in range(steps + WARM_UP):
-            walls = []
+            phases = []
             for index, pool in enumerate((one, many)):
                 states[index], phase = meters[index].measure(_play, pool, controller, states[index])
-                walls.append(phase)
+                phases.append(phase)
             if step >= WARM_UP:
-                ratios.append(walls[0].wall_s / walls[1].wall_s)
-                quiet += all(map(_is_quiet, walls))
-        return {"workers": workers, "speed_up": _spread(ratios), "quiet_steps": quiet, "steps": steps}
+                pairs.append((phases[0], phases[1]))
+    used, counts = _undisturbed(pairs)
+    return {"workers": workers, "speed_up": _spread([a.wall_s / b.wall_s for a, b in used]), **counts}
 
 
 def _memory(pool: EnginePool, envs: int, empty: Sequence[int | None]) -> dict[str, Any]:
@@ -392,10 +398,10 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
     if figures["scaling"] is not None:
         _add(table, f"{figures['workers']} workers / 1 worker", figures["scaling"]["speed_up"])
     console.print(table)
-    dropped = both["steps_dropped"]
-    if dropped:
-        note = "all were used, so the wall times mean little" if both["disturbed"] else "they were dropped"
-        console.print(f"{dropped} steps were disturbed by other processes; {note}.")
+    for part in (both, figures["scaling"] or {"steps_disturbed": 0}):
+        if part["steps_disturbed"]:
+            note = "nearly all, so they count and the wall times mean little" if part["disturbed"] else "left out"
+            console.print(f"{part['steps_disturbed']} steps were disturbed by other processes: {note}.")
     per_env = figures["memory"]["pss_per_env_bytes"]
     if per_env is not None:
         worker = figures["memory"]["pss_per_worker_bytes"]
