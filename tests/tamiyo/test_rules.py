@@ -140,12 +140,24 @@ def test_a_commit_rule_must_leave_room_between_keeping_and_dropping() -> None:
         CommitRule(epochs=0)
 
 
-def test_without_a_chosen_blueprint_the_legal_ones_take_turns() -> None:
+def sized(**params: int) -> SimulationSpec:
     spec = world(horizon=40, host=HostCurve(start_pct=60.0, final_pct=60.0))
+    return replace(spec, blueprints=tuple(replace(b, params=params[b.name]) for b in spec.blueprints))
+
+
+@pytest.mark.parametrize(("budget", "planted"), [(None, [900, 900]), (2400, [900, 300])])
+def test_without_a_chosen_blueprint_the_largest_within_the_budget_is_planted(
+    budget: int | None, planted: list[int]
+) -> None:
+    spec = sized(good=300, bad=900, inert=300, parasite=600)
+    spec = replace(spec, lifecycle=replace(spec.lifecycle, param_budget=budget))
     steps = episode("periodic", spec, every_epochs=3)
-    planted = [steps[t].after for t in epochs_of(steps, GERMINATE)]
-    names = [next(s.blueprint for s in report.slots if s.stage is SeedStage.TRAINING) for report in planted[:3]]
-    assert names == ["good", "bad", "inert"]
+    assert [steps[t].outcome.params_delta for t in epochs_of(steps, GERMINATE)[:2]] == planted
+
+
+def test_the_heuristic_auditions_the_largest_first() -> None:
+    steps = episode("heuristic", sized(good=300, bad=900, inert=200, parasite=600))
+    assert [steps[t].outcome.params_delta for t in epochs_of(steps, GERMINATE)] == [900, 600, 300, 200]
 
 
 def test_a_chosen_blueprint_is_the_only_one() -> None:

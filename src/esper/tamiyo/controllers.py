@@ -43,7 +43,7 @@ class PeriodicParams:
     every_epochs: int = 6
     """Epochs from the start to the first planting, and from each to the next."""
     blueprint: str | None = None
-    """What to plant; None takes the legal blueprints in turn."""
+    """What to plant; None takes the largest that is legal."""
     blend: str = "linear"
     """How it is blended in."""
 
@@ -57,7 +57,7 @@ class PlateauParams:
     patience: int = 4
     """Epochs without improvement before a seed is planted."""
     blueprint: str | None = None
-    """What to plant; None takes the legal blueprints in turn."""
+    """What to plant; None takes the largest that is legal."""
     blend: str = "linear"
     """How it is blended in."""
 
@@ -69,7 +69,7 @@ class FragrowParams:
     max_interval: float = 20.0
     """Epochs between plantings in a host that overfits badly; half of it at a gap of 4 points."""
     blueprint: str | None = None
-    """What to plant; None takes the legal blueprints in turn."""
+    """What to plant; None takes the largest that is legal."""
     blend: str = "linear"
     """How it is blended in."""
 

@@ -53,13 +53,13 @@ class HeuristicController(RuleController):
         return slot.predicted_gain is not None and slot.predicted_gain > 0.0
 
     def choose_blueprint(self, situation: Situation, slot_id: str) -> str | None:
-        """The next blueprint that had no seed yet; then the one that was worth most, if any was worth anything."""
+        """The largest blueprint that had no seed yet; then the one that was worth most, if any was worth anything."""
         legal = situation.legal_blueprints(slot_id)
         worth = self._shown(situation).worth
         living = {slot.blueprint for slot in situation.report.slots if slot.stage.is_live}
         untried = [name for name in legal if name not in worth and name not in living]
         if untried:
-            return untried[0]
+            return situation.largest(slot_id, untried)
         proven = [name for name in legal if worth.get(name, 0.0) > 0.0]
         return max(proven, key=lambda name: worth[name]) if proven else None
 

@@ -53,7 +53,6 @@ COMMIT_RULE = CommitRule()
 class EnvMemory:
     """What a rule arm remembers of one env's episode."""
 
-    num_planted: int = 0
     last_planted: int = 0
     """Epoch at which the last seed was planted; the start counts as planting."""
     best_loss: float | None = None
@@ -122,11 +121,11 @@ class RuleController(Controller):
         return None
 
     def choose_blueprint(self, situation: Situation, slot_id: str) -> str | None:
-        """What to plant in a slot: the configured blueprint, or the legal ones in turn; None if it is not legal."""
+        """What to plant in a slot: the configured blueprint, or the largest; None if nothing suitable is legal."""
         legal = situation.legal_blueprints(slot_id)
         if self.blueprint is not None:
             return self.blueprint if self.blueprint in legal else None
-        return legal[self.memory(situation).num_planted % len(legal)]
+        return situation.largest(slot_id, legal)
 
     def _verdict(self, situation: Situation, slot: SlotReport) -> LifecycleOp | None:
         return COMMIT_RULE.verdict(self._seen(situation, slot)) if slot.stage is SeedStage.HOLDING else None
@@ -157,7 +156,6 @@ class RuleController(Controller):
         """Notes plantings, and what held seeds brought."""
         memory = self.memory(situation)
         if op is LifecycleOp.GERMINATE:
-            memory.num_planted += 1
             memory.last_planted = situation.report.epochs_done - 1
         for slot in situation.slots(SeedStage.HOLDING):
             if slot.contribution_pp is not None and slot.seed_id is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from esper.leyline import (
     BLENDS,
@@ -57,6 +58,14 @@ class Situation:
         layout = self.setting.layout
         row = self.masks.blueprint_by_slot[layout.slot_position(slot_id)]
         return [name for name, legal in zip(layout.blueprints, row, strict=True) if legal]
+
+    def largest(self, slot_id: str, blueprints: Sequence[str]) -> str | None:
+        """The blueprint with most parameters, the first of equals; None if there is no choice.
+
+        A rule that knows nothing of blueprints starts with the most able one: what it cannot do, smaller ones of its
+        kind cannot do either, and a budget shortens the list by itself.
+        """
+        return max(blueprints, key=lambda name: self.setting.layout.card(slot_id, name).params, default=None)
 
     def legal_blends(self) -> list[str]:
         """Blends that may be chosen now, in head order."""
