@@ -7,7 +7,7 @@ EXTRAS := dev,onnx,plots
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-fast test-slow check format lint type imports spell bench clean
+.PHONY: help setup run test test-slow test-gpu check format lint type imports spell bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,15 @@ test: $(VENV)/.ready  ## run the test suite
 
 test-slow: $(VENV)/.ready  ## run the long evidence and stress tests
 	$(BIN)/python -m pytest -n auto -m slow
+
+test-gpu: $(VENV)/.ready  ## run the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+bench: $(VENV)/.ready  ## measure speed beside plain PyTorch; figures also as JSON in runs/
+	@mkdir -p runs
+	$(BIN)/esper bench engine --task digits_mlp --out runs/bench-engine-mlp.json
+	$(BIN)/esper bench engine --task digits_conv --out runs/bench-engine-cnn.json
+	$(BIN)/esper bench coalitions --out runs/bench-coalitions.json
 
 check: lint type imports spell  ## formatting, lint, types, import contracts, spelling
 
