@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from esper.runtime.tasks import TaskSpec
     from esper.scripts.host_runs import HostRun, OnEpoch
 
+MAX_ROLLBACKS = 3
 HISTORY = (
     "epoch",
     "train_loss",
@@ -118,6 +119,8 @@ def _progress(console: Console) -> Progress:
 def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) -> OnEpoch:
     bar = progress.add_task(label, total=spec.horizon, facts="")
 
+    rollbacks: list[int] = []
+
     def report(state: ActionExecutionResult) -> None:
         (now,) = state.reports
         metric = f"{now.val_accuracy_pct:5.1f} %" if spec.metric == "accuracy" else f"loss {now.val_loss:.3f}"
@@ -127,6 +130,12 @@ def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) 
             console.print(f"  epoch {now.epochs_done:3}  {_story(event)}", highlight=False)
         if now.rollback_reason is not None:
             console.print(f"  epoch {now.epochs_done:3}  rolled back: {now.rollback_reason.value}", style="yellow")
+            rollbacks.append(now.epochs_done)
+            if len(rollbacks) > MAX_ROLLBACKS:
+                raise ValueError(
+                    f"{spec.name}: the host diverged again and again (epochs {rollbacks}); {MAX_ROLLBACKS} rollbacks are "
+                    "allowed. Lower the learning rate of the task, or plant something smaller"
+                )
         if not console.is_terminal and now.epochs_done % max(1, spec.horizon // 8) == 0:
             console.print(f"{label}: epoch {now.epochs_done}/{spec.horizon}  {facts}", highlight=False)
 
