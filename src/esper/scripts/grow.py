@@ -133,8 +133,8 @@ def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) 
             rollbacks.append(now.epochs_done)
             if len(rollbacks) > MAX_ROLLBACKS:
                 raise ValueError(
-                    f"{spec.name}: the host diverged again and again (epochs {rollbacks}); {MAX_ROLLBACKS} rollbacks are "
-                    "allowed. Lower the learning rate of the task, or plant something smaller"
+                    f"{spec.name}: the host diverged again and again (epochs {rollbacks}); at most {MAX_ROLLBACKS} "
+                    "rollbacks are allowed. Lower the learning rate of the task, or plant something smaller"
                 )
         if not console.is_terminal and now.epochs_done % max(1, spec.horizon // 8) == 0:
             console.print(f"{label}: epoch {now.epochs_done}/{spec.horizon}  {facts}", highlight=False)
