@@ -37,17 +37,17 @@ def test_a_schedule_is_played_as_written() -> None:
     entries = [plant(2, "r0c1"), op(4, ADVANCE, "r0c1"), plant(5, "r0c2"), op(9, FOSSILIZE, "r0c1")]
     steps, controller = play(entries)
     assert taken(steps) == [(e.epoch, e.op, e.slot) for e in entries]
-    for fulfilment in controller.fulfilment.values():
-        assert fulfilment.pending == []
-        assert fulfilment.delays == {0: 0, 1: 0, 2: 0, 3: 0}
-        assert fulfilment.num_late == 0
+    for progress in controller.progress.values():
+        assert progress.pending == []
+        assert progress.delays == {0: 0, 1: 0, 2: 0, 3: 0}
+        assert progress.num_late == 0
 
 
 def test_a_closed_gate_is_retried_and_the_delay_noted() -> None:
     steps, controller = play([plant(0), op(1, ADVANCE), op(2, FOSSILIZE)])
     assert taken(steps) == [(0, LifecycleOp.GERMINATE, "r0c0"), (1, ADVANCE, "r0c0"), (4, FOSSILIZE, "r0c0")]
-    assert controller.fulfilment[1].delays == {0: 0, 1: 0, 2: 2}
-    assert controller.fulfilment[1].num_late == 1
+    assert controller.progress[1].delays == {0: 0, 1: 0, 2: 2}
+    assert controller.progress[1].num_late == 1
 
 
 def test_an_embargo_delays_the_next_seed_but_not_another_slot() -> None:
@@ -69,7 +69,7 @@ def test_what_never_became_legal_is_left_over() -> None:
     picky = replace(spec.lifecycle, min_contribution=50.0)
     steps, controller = play([plant(0), op(1, ADVANCE), op(4, FOSSILIZE)], lifecycle=picky)
     assert len(taken(steps)) == 2
-    assert controller.fulfilment[1].pending == [2]
+    assert controller.progress[1].pending == [2]
 
 
 def test_equal_schedules_have_equal_hashes() -> None:

@@ -39,7 +39,7 @@ def schedule_hash(entries: Sequence[ScheduleEntry]) -> str:
 
 
 @dataclass(slots=True)
-class Fulfilment:
+class Progress:
     """How far one env's episode followed the schedule."""
 
     pending: list[int] = field(default_factory=list)
@@ -61,32 +61,32 @@ class ScheduleController(Controller):
         check_schedule(entries, setting.layout)
         self.entries = tuple(entries)
         self.hash = schedule_hash(entries)
-        self._fulfilment: dict[int, Fulfilment] = {}
+        self._progress: dict[int, Progress] = {}
 
     @property
-    def fulfilment(self) -> Mapping[int, Fulfilment]:
+    def progress(self) -> Mapping[int, Progress]:
         """By env id."""
-        return self._fulfilment
+        return self._progress
 
     def decide(self, situation: Situation) -> ActionSpec:
         """The first due entry that is legal. In each slot the written order holds, also when entries are late."""
-        fulfilment = self._fulfilment[situation.report.env_id]
+        progress = self._progress[situation.report.env_id]
         epoch = situation.report.epochs_done
         blocked: set[str] = set()
-        for position in fulfilment.pending:
+        for position in progress.pending:
             entry = self.entries[position]
             if entry.epoch > epoch:
                 break
             if entry.slot not in blocked and (spec := _legal_spec(situation, entry)) is not None:
-                fulfilment.pending.remove(position)
-                fulfilment.delays[position] = epoch - entry.epoch
+                progress.pending.remove(position)
+                progress.delays[position] = epoch - entry.epoch
                 return spec
             blocked.add(entry.slot)
         return situation.wait()
 
     def forget(self) -> None:
         """Drops the record of earlier episodes."""
-        self._fulfilment.clear()
+        self._progress.clear()
 
     def meet(self, situation: Situation) -> None:
         """Every env plays the whole list."""
@@ -94,16 +94,16 @@ class ScheduleController(Controller):
         for entry in self.entries:
             if entry.epoch >= horizon:
                 raise ValueError(f"schedule entry at epoch {entry.epoch} lies beyond the horizon of {horizon} epochs")
-        self._fulfilment[situation.report.env_id] = Fulfilment(pending=list(range(len(self.entries))))
+        self._progress[situation.report.env_id] = Progress(pending=list(range(len(self.entries))))
 
     def state_dict(self) -> dict[str, Any]:
         """What is still to be played, by env."""
-        return {str(env_id): asdict(fulfilment) for env_id, fulfilment in self._fulfilment.items()}
+        return {str(env_id): asdict(progress) for env_id, progress in self._progress.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues a schedule. JSON has turned positions into text; they become numbers again."""
-        self._fulfilment = {
-            int(env_id): Fulfilment(
+        self._progress = {
+            int(env_id): Progress(
                 pending=list(saved["pending"]), delays={int(p): delay for p, delay in saved["delays"].items()}
             )
             for env_id, saved in state.items()

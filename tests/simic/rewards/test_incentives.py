@@ -11,9 +11,9 @@ import pytest
 from esper.leyline import EpochReport, derive_seed
 from esper.simic.rewards import FAMILY_NAMES, MODES
 from esper.tamiyo.simulation import SimulationSpec
-from tests.fakes import Step
+from tests.fakes import Step, play, script_chooser
 from tests.simic.rewards.pricing import discounted_return, make_config
-from tests.simic.rewards.toys import PLANS, live, toy
+from tests.simic.rewards.toys import HOLD, KEEP, PLANS, PRUNE, life, live, toy
 
 # Discounted return of the scripted lives at the default weights: horizon 60, gamma 0.995, span 15 points.
 TABLE_MODES = ("shaped", "simplified", "basic", "basic_plus", "sparse", "minimal", "escrow")
@@ -143,6 +143,21 @@ def test_required_orderings_hold_on_two_hundred_random_toys() -> None:
     # The bonus of basic is paid in one noisy epoch, which can tip early against late: 1 toy of 200, in both families.
     assert [line for line in found if "basic," not in line or "good kept early" not in line] == []
     assert len(found) <= 2, "\n".join(found)
+
+
+HOLLOW = life("left", 5, KEEP, "r0c0") + life("right", 6, PRUNE, "r0c1", hold=HOLD + 2)
+"""One of a pair is kept while the other still makes it look good; then the other is pruned."""
+
+
+def test_a_commit_that_is_hollowed_out_later_pays_only_where_commits_are_paid_for() -> None:
+    """The known weakness of the bonus: it stays small against keeping both, and the drip takes most of it back."""
+    spec = toy()
+    config = make_config(spec)
+    steps = play(spec, script_chooser(HOLLOW))
+    worth = {mode: discounted_return(mode, steps, spec, config) for mode in NOT_SPARSE}
+    assert [mode for mode in NOT_SPARSE if worth[mode] > 0.0] == ["basic", "basic_plus"]
+    assert worth["basic_plus"] < 0.5 * worth["basic"]
+    assert worth["basic"] < 0.1 * discounted_return("basic", live(spec, "pair kept"), spec, config)
 
 
 def test_sparse_pays_for_nothing_but_the_outcome(toy_lives: dict[str, list[Step]]) -> None:
