@@ -123,6 +123,22 @@ def test_a_rollback_ends_the_episode_in_the_step_that_caused_it(epoch: int) -> N
     assert not after.outcomes[0].applied
 
 
+def test_weights_that_are_not_finite_are_noticed_before_they_matter() -> None:
+    """A seed behind the host takes no part in validation, so only its weights can give it away."""
+    worker = engine()
+    worker.reset(ONE)
+
+    def spoil_seed(env: ParallelEnvState) -> None:
+        with torch.no_grad():
+            next(iter(env.model.slot("r0c0").parameters())).fill_(float("nan"))
+
+    at_epoch(worker, 0, 0, spoil_seed)
+    report = worker.step(worlds.specs_at(0, [0]), ALL_EVENTS).reports[0]
+    assert report.rollback_reason is RollbackReason.NONFINITE
+    governor = report.events[-1].data
+    assert governor.value == governor.value, "the loss itself was a number"  # type: ignore[attr-defined]
+
+
 def test_two_envs_roll_back_at_once_and_a_third_does_not_notice() -> None:
     calm = engine()
     calm.reset(episode_seeds(7, 3, 3))
@@ -149,12 +165,14 @@ def test_a_panic_before_the_fossil_was_kept_takes_the_fossil_back() -> None:
     assert result.reports[0].committed_params == result.reports[0].host_params
 
 
-def test_a_healthy_fossil_is_kept_and_survives_a_later_panic() -> None:
-    worker = engine()
+def test_a_healthy_fossil_is_kept_at_once_and_survives_a_later_panic() -> None:
+    """It comes an epoch after the regular keeping, which must not be waited for."""
+    worker = engine(tiny_task(horizon=12))
     worker.reset(ONE)
+    worker.step([wait(0)])
     for epoch in range(5):
         report = worker.step(worlds.specs_at(epoch, [0])).reports[0]
-    at_epoch(worker, 0, 5, spoil_weights)
+    at_epoch(worker, 0, 6, spoil_weights)
     rolled_back = worker.step(worlds.specs_at(5, [0])).reports[0]
     assert rolled_back.slots[0].stage is SeedStage.FOSSILIZED
     assert rolled_back.slots[2].stage is SeedStage.DORMANT, "the seed born in the failed epoch is gone"
