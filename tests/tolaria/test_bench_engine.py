@@ -83,6 +83,7 @@ def test_the_table_shows_every_figure() -> None:
         "side_by_side": {**both, **counts},
         "growth": [row],
         "throughput_by_envs": {"8": spread},
+        "slot_cost": {"slots": 3, "step_over_one_slot_cpu": spread, **counts},
         "scaling": {"speed_up": spread, **counts, "steps_disturbed": 0},
         "memory": {"pss_per_worker_bytes": 2.5e8, "pss_per_env_bytes": 3e5},
     }

@@ -160,6 +160,8 @@ def run_bench(spec: WorkerSpec, envs: int, workers: int, steps: int, console: Co
         hellos = [{"threads": hello.threads, "cores": list(hello.cores)} for hello in pool.hellos]
     with console.status("one worker against all"):
         scaling = scale(spec, envs, workers, max(3, steps // 2)) if workers > 1 else None
+    with console.status("one slot against all"):
+        by_slots = slot_cost(spec, envs, workers, max(3, steps // 2))
     return {
         "task": spec.task.name,
         "host_params": spec.layout.host_params,
@@ -174,6 +176,7 @@ def run_bench(spec: WorkerSpec, envs: int, workers: int, steps: int, console: Co
         "growth": growth,
         "memory": memory,
         "throughput_by_envs": by_envs,
+        "slot_cost": by_slots,
         "scaling": scaling,
     }
 
@@ -290,24 +293,44 @@ def _throughput(pool: EnginePool, envs: int, steps: int) -> dict[str, float]:
 
 
 def scale(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, Any]:
-    """The same step by one worker and by all, in turns."""
+    """How much faster all workers are than one."""
+    used, counts = _in_turns((spec, 1), (spec, workers), envs, steps)
+    return {"workers": workers, "speed_up": _spread([a.wall_s / b.wall_s for a, b in used]), **counts}
+
+
+def slot_cost(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, Any]:
+    """What a step costs with all slots empty, against the same hosts with one slot only."""
+    task, layout = spec.task, spec.layout
+    narrow = replace(
+        spec,
+        task=override(task, slots=task.slots[:1]),
+        layout=replace(layout, slots=layout.slots[:1], cards=layout.cards[:1]),
+    )
+    used, counts = _in_turns((narrow, workers), (spec, workers), envs, steps)
+    ratio = _spread([b.cpu_s / a.cpu_s for a, b in used])
+    return {"slots": len(layout.slots), "step_over_one_slot_cpu": ratio, **counts}
+
+
+def _in_turns(
+    left: tuple[WorkerSpec, int], right: tuple[WorkerSpec, int], envs: int, steps: int
+) -> tuple[list[tuple[Phase, Phase]], dict[str, Any]]:
+    """The same waiting step by two pools, each given as spec and number of workers, in turns."""
     with (
-        EnginePool(build_bench_worker, spec, kind="process", workers=1) as one,
-        EnginePool(build_bench_worker, spec, kind="process", workers=workers) as many,
+        EnginePool(build_bench_worker, left[0], kind="process", workers=left[1]) as one,
+        EnginePool(build_bench_worker, right[0], kind="process", workers=right[1]) as other,
     ):
         controller = WaitOnly()
-        states = [observe_reset(pool, episode_seeds(0, 1, envs)) for pool in (one, many)]
-        meters = [Meter(one), Meter(many)]
+        states = [observe_reset(pool, episode_seeds(0, 1, envs)) for pool in (one, other)]
+        meters = [Meter(one), Meter(other)]
         pairs = []
         for step in range(steps + WARM_UP):
             phases = []
-            for index, pool in enumerate((one, many)):
+            for index, pool in enumerate((one, other)):
                 states[index], phase = meters[index].measure(_play, pool, controller, states[index])
                 phases.append(phase)
             if step >= WARM_UP:
                 pairs.append((phases[0], phases[1]))
-    used, counts = _undisturbed(pairs)
-    return {"workers": workers, "speed_up": _spread([a.wall_s / b.wall_s for a, b in used]), **counts}
+    return _undisturbed(pairs)
 
 
 def _memory(pool: EnginePool, envs: int, empty: Sequence[int | None]) -> dict[str, Any]:
@@ -355,6 +378,8 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
         _add(table, f"    {row['coalitions']} coalitions / one pass of the same net", row["passes_over_own_pass"])
     for count, spread in figures["throughput_by_envs"].items():
         _add(table, f"engine with {count} hosts, host-epochs per second", spread)
+    slots = figures["slot_cost"]
+    _add(table, f"{slots['slots']} empty slots / 1, CPU per step", slots["step_over_one_slot_cpu"])
     if figures["scaling"] is not None:
         _add(table, f"{figures['workers']} workers / 1 worker", figures["scaling"]["speed_up"])
     console.print(table)
