@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Variance added before the square root: a feature that was constant so far must not explode when it first moves.
 VARIANCE_FLOOR = 1e-6
@@ -19,15 +19,21 @@ REWARD_LIMIT = 10.0
 MIN_REWARD_SCALE = 1e-3
 
 
-class RunningMeanStd:
-    """Mean and variance per column over all rows seen. Storage is written in place, so views of it stay valid."""
+class RunningMeanStd(nn.Module):
+    """Mean and variance per column over all rows seen. Buffers, so they move and save with the network they serve.
 
-    __slots__ = ("count", "mean", "var")
+    Storage is written in place: views stay valid, and nothing born in inference mode enters a later graph.
+    """
 
-    def __init__(self, size: int, *, device: torch.device | str = "cpu") -> None:
-        self.mean = torch.zeros(size, dtype=torch.float64, device=device)
-        self.var = torch.ones(size, dtype=torch.float64, device=device)
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, rows_BD: Tensor) -> None:
@@ -50,30 +56,10 @@ class RunningMeanStd:
         """Standard deviation per column, never zero."""
         return torch.sqrt(self.var + VARIANCE_FLOOR)
 
-    def normalize(self, rows: Tensor) -> Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
         """Centres and scales rows of any leading shape, limited to ten deviations. Keeps the dtype of the input."""
         scaled = (rows - self.mean.to(rows.dtype)) / self.std.to(rows.dtype)
         return scaled.clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Copies of mean, var and count."""
-        return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count.clone()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continues from saved statistics.
-
-        Raises:
-            ValueError: Keys or shapes are not those of this object.
-        """
-        _check_keys("RunningMeanStd", state, ("mean", "var", "count"))
-        for name in ("mean", "var", "count"):
-            own = getattr(self, name)
-            if state[name].shape != own.shape:
-                raise ValueError(
-                    f"RunningMeanStd.{name}: expected shape {tuple(own.shape)}, got {tuple(state[name].shape)}; "
-                    "the statistics belong to another set of features"
-                )
-            own.copy_(state[name])
 
 
 class RewardNormalizer:
@@ -131,13 +117,10 @@ class RewardNormalizer:
         Raises:
             ValueError: Keys are not mean, m2 and count, or a value is impossible.
         """
-        _check_keys("RewardNormalizer", state, ("mean", "m2", "count"))
+        if set(state) != {"mean", "m2", "count"}:
+            raise ValueError(f"RewardNormalizer: expected keys mean, m2, count, got {', '.join(sorted(state))}")
         mean, m2, count = float(state["mean"]), float(state["m2"]), int(state["count"])
         if not (math.isfinite(mean) and math.isfinite(m2) and m2 >= 0.0 and count >= 0):
             raise ValueError(f"RewardNormalizer: expected finite mean, m2 >= 0 and count >= 0, got {dict(state)}")
         self.mean, self.m2, self.count = mean, m2, count
 
-
-def _check_keys(owner: str, state: Mapping[str, object], expected: tuple[str, ...]) -> None:
-    if set(state) != set(expected):
-        raise ValueError(f"{owner} state: expected keys {', '.join(expected)}, got {', '.join(sorted(state))}")
