@@ -14,6 +14,19 @@ from esper.leyline.actions import (
     get_blend,
     heads_used_by,
 )
+from esper.leyline.coalitions import (
+    MAX_EXACT_PLAYERS,
+    coalition_mask,
+    coalitions_to_measure,
+    committed,
+    contribution,
+    full_coalition,
+    interaction,
+    interaction_sum,
+    shapley,
+    solo,
+    total_gain,
+)
 from esper.leyline.errors import DataDamaged, DataNotFound, GerminationError, IllegalOperation, ModelFileError
 from esper.leyline.gates import (
     DEFAULT_LIFECYCLE,
@@ -67,6 +80,7 @@ __all__ = [
     "DEFAULT_LIFECYCLE",
     "HEADS",
     "HEAD_NAMES",
+    "MAX_EXACT_PLAYERS",
     "MIXING",
     "OPERATORS",
     "OPS",
@@ -119,7 +133,12 @@ __all__ = [
     "Transition",
     "Worker",
     "check_slot_id",
+    "coalition_mask",
+    "coalitions_to_measure",
+    "committed",
+    "contribution",
     "derive_seed",
+    "full_coalition",
     "gate_blend",
     "gate_fossilize",
     "gate_germinate",
@@ -128,7 +147,12 @@ __all__ = [
     "gate_train",
     "get_blend",
     "heads_used_by",
+    "interaction",
+    "interaction_sum",
     "record",
+    "shapley",
+    "solo",
+    "total_gain",
     "transition_event",
     "wait",
 ]

@@ -1,0 +1,1 @@
+"""Tamiyo: watches, decides, learns nothing by itself. Signals, observations, legality, rules. No torch."""

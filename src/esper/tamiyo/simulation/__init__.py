@@ -1,0 +1,10 @@
+"""A world without networks: the real stages, gates and coalition arithmetic over a host that is a formula.
+
+It serves tests of rewards and controllers, and the sandboxes in which a policy must find a known optimum. It must not
+know who decides or what is rewarded.
+"""
+
+from esper.tamiyo.simulation.spec import Cue, HostCurve, SimulatedBlueprint, SimulationSpec, Synergy
+from esper.tamiyo.simulation.worker import SimulatedWorker
+
+__all__ = ["Cue", "HostCurve", "SimulatedBlueprint", "SimulatedWorker", "SimulationSpec", "Synergy"]

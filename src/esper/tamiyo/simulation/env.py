@@ -1,0 +1,298 @@
+"""One simulated episode: ops, epochs and validations in the order of the real thing, through the real gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from esper.leyline import (
+    BLENDS,
+    TRANSITIONS,
+    ActionOutcome,
+    ActionSpec,
+    Cause,
+    CoalitionTable,
+    EpisodeSeed,
+    EpochReport,
+    GovernorState,
+    HostLayout,
+    IllegalOperation,
+    LifecycleOp,
+    RollbackReason,
+    SeedStage,
+    SlotReport,
+    SlotTransition,
+    TelemetryEventType,
+    coalition_mask,
+    contribution,
+    full_coalition,
+    gate_germinate,
+    gate_hold,
+    gate_train,
+    interaction_sum,
+    record,
+    solo,
+    transition_event,
+)
+from esper.tamiyo.masks import SEED_GATES
+from esper.tamiyo.simulation.host import SimulatedSlot, draw_gain, empty_slot, loss_of, measure, train_slot
+from esper.tamiyo.simulation.spec import SimulationSpec
+from esper.tamiyo.tracker import SignalTracker
+
+SNAPSHOT_EVERY = 5
+"""Epochs between the healthy states a rollback can return to."""
+TARGET_STAGE: Mapping[LifecycleOp, SeedStage] = {
+    move.op: move.target for move in TRANSITIONS.values() if move.op is not None
+}
+
+
+@record
+class _Saved:
+    """What a rollback brings back."""
+
+    slots: tuple[SimulatedSlot, ...]
+    topology_version: int
+    report: EpochReport
+
+
+class SimulatedEnv:
+    """One episode of one simulated host. `report` is its current state."""
+
+    def __init__(self, spec: SimulationSpec, layout: HostLayout, seed: EpisodeSeed) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.seed = seed
+        self.slots = [empty_slot(slot_id) for slot_id in spec.slot_ids]
+        self.epoch: int | None = None
+        self.topology_version = 0
+        self.tracker = SignalTracker(spec.horizon)
+        self.moves: list[SlotTransition] = []
+        self.report = self._validate(frozenset())
+        self.saved = self._save()
+
+    def step(self, action: ActionSpec, wanted: frozenset[TelemetryEventType]) -> ActionOutcome:
+        """One op, one epoch, one validation. An env whose episode is over sits still.
+
+        Raises:
+            IllegalOperation: The op's gate is closed.
+        """
+        if self.report.terminal:
+            self.report = replace(self.report, events=())
+            return _outcome(action, None, None, applied=False)
+        self.moves = []
+        self.epoch = self.report.epochs_done
+        outcome = self._apply(action)
+        self._begin_epoch()
+        self.slots = [train_slot(self.spec, slot) for slot in self.slots]
+        self.report = self._validate(wanted)
+        if self.epoch == self.spec.rollback_epoch:
+            self._roll_back()
+        elif self.report.epochs_done % SNAPSHOT_EVERY == 0 or action.op is LifecycleOp.FOSSILIZE:
+            self.saved = self._save()
+        return outcome
+
+    def _apply(self, action: ActionSpec) -> ActionOutcome:
+        if action.op is LifecycleOp.WAIT:
+            return _outcome(action, None, None, applied=True)
+        assert action.slot is not None
+        position = self.layout.slot_position(action.slot)
+        before = self.slots[position]
+        self._check_gate(action, position)
+        if action.op is LifecycleOp.GERMINATE:
+            self.slots[position] = self._planted(before, action)
+        self._move(position, TARGET_STAGE[action.op], Cause.POLICY)
+        if action.op is LifecycleOp.PRUNE:
+            gone = empty_slot(before.slot_id, before.num_germinated, before.scar_pp + before.lean_pp)
+            self.slots[position] = replace(gone, stage=SeedStage.PRUNED)
+        self.topology_version += action.op in (LifecycleOp.GERMINATE, LifecycleOp.PRUNE)
+        return _outcome(action, before, self.slots[position], applied=True)
+
+    def _check_gate(self, action: ActionSpec, position: int) -> None:
+        slot, config = self.report.slots[position], self.spec.lifecycle
+        if action.op is LifecycleOp.GERMINATE:
+            assert action.blueprint is not None
+            card = self.layout.card(slot.slot_id, action.blueprint)
+            verdict = gate_germinate(slot.stage, card, self.report.num_live, self.report.total_params, config)
+        else:
+            verdict = SEED_GATES[action.op](slot, config)
+        if not verdict.passed:
+            raise IllegalOperation(f"{action.op.name} in {slot.slot_id} ({slot.stage.name}): {verdict.reasons}")
+
+    def _planted(self, slot: SimulatedSlot, action: ActionSpec) -> SimulatedSlot:
+        assert self.epoch is not None
+        assert action.blueprint is not None
+        slot = replace(slot, num_germinated=slot.num_germinated + 1)
+        return replace(
+            slot,
+            seed_id=self._seed_id(slot),
+            blueprint=action.blueprint,
+            blend=action.blend,
+            params=self.spec.blueprint(action.blueprint).params,
+            gain_pp=draw_gain(self.spec, self.seed, self.epoch, slot.slot_id, action.blueprint),
+        )
+
+    def _seed_id(self, slot: SimulatedSlot) -> str:
+        """The seed that lives here, or the last one that did."""
+        return f"{self.seed.env_id}.{self.seed.episode}.{slot.slot_id}.{slot.num_germinated - 1}"
+
+    def _begin_epoch(self) -> None:
+        for position, slot in enumerate(self.slots):
+            if slot.stage is SeedStage.GERMINATED:
+                newborn = replace(self._slot_report(slot, None), probe_passed=True, in_optimizer=True)
+                assert gate_train(newborn, self.spec.lifecycle).passed
+                self._move(position, SeedStage.TRAINING, Cause.AUTO)
+            elif slot.stage is SeedStage.BLENDING:
+                assert slot.blend is not None
+                done = slot.ramp_done + 1
+                self.slots[position] = replace(slot, ramp_done=done, alpha=BLENDS[slot.blend].alpha(done))
+
+    def _validate(self, wanted: frozenset[TelemetryEventType]) -> EpochReport:
+        table = measure(self.spec, self.seed, self.epoch, self.slots)
+        if self.epoch is not None:
+            self._end_epoch(table)
+        return self._make_report(table, wanted)
+
+    def _end_epoch(self, table: CoalitionTable) -> None:
+        for position, slot in enumerate(self.slots):
+            age = slot.age_epochs + (slot.seed_id is not None)
+            slot = replace(slot, epochs_in_stage=slot.epochs_in_stage + 1, age_epochs=age)
+            self.slots[position] = slot
+            if slot.stage is SeedStage.PRUNED:
+                self._move(position, SeedStage.EMBARGOED, Cause.AUTO)
+            elif slot.stage is SeedStage.EMBARGOED and slot.epochs_in_stage >= self.spec.lifecycle.embargo:
+                self._move(position, SeedStage.DORMANT, Cause.AUTO)
+            elif slot.stage is SeedStage.BLENDING and self._may_hold(slot, table):
+                self._move(position, SeedStage.HOLDING, Cause.AUTO)
+
+    def _may_hold(self, slot: SimulatedSlot, table: CoalitionTable) -> bool:
+        return gate_hold(self._slot_report(slot, table), self.spec.lifecycle).passed
+
+    def _move(self, position: int, target: SeedStage, cause: Cause) -> None:
+        slot = self.slots[position]
+        if (slot.stage, target) not in TRANSITIONS:
+            raise IllegalOperation(f"{slot.slot_id} cannot move from {slot.stage.name} to {target.name}")
+        self.moves.append(
+            SlotTransition(
+                slot_id=slot.slot_id,
+                seed_id=self._seed_id(slot),
+                source=slot.stage,
+                target=target,
+                cause=cause,
+                alpha=slot.alpha,
+                epochs_in_stage=slot.epochs_in_stage,
+                age_epochs=slot.age_epochs,
+                blueprint=slot.blueprint,
+                blend=slot.blend,
+                params=slot.params,
+                contribution_pp=self.report.slots[position].contribution_pp,
+            )
+        )
+        self.slots[position] = replace(slot, stage=target, epochs_in_stage=0)
+
+    def _save(self) -> _Saved:
+        return _Saved(slots=tuple(self.slots), topology_version=self.topology_version, report=self.report)
+
+    def _roll_back(self) -> None:
+        self.slots = list(self.saved.slots)
+        self.topology_version = self.saved.topology_version
+        self.report = replace(
+            self.saved.report,
+            epoch=self.epoch,
+            governor_state=GovernorState.PANIC,
+            rollback_reason=RollbackReason.DIVERGENCE,
+            terminal=True,
+            events=self.report.events,
+        )
+
+    def _make_report(self, table: CoalitionTable, wanted: frozenset[TelemetryEventType]) -> EpochReport:
+        full = full_coalition(len(table.slot_ids))
+        fossils = [slot for slot in self.slots if slot.stage is SeedStage.FOSSILIZED]
+        committed = coalition_mask(table, [slot.slot_id for slot in fossils])
+        epochs_done = 0 if self.epoch is None else self.epoch + 1
+        train_accuracy = self._train_accuracy(table)
+        events = (
+            transition_event(move, episode=self.seed.episode, env=self.seed.env_id, epoch=self.epoch)
+            for move in self.moves
+        )
+        return EpochReport(
+            env_id=self.seed.env_id,
+            episode=self.seed.episode,
+            epoch=self.epoch,
+            train_loss=None if train_accuracy is None else loss_of(self.spec, train_accuracy),
+            train_accuracy_pct=train_accuracy,
+            val_loss=table.loss[full],
+            val_accuracy_pct=table.accuracy_pct[full],
+            committed_accuracy_pct=table.accuracy_pct[committed],
+            committed_loss=table.loss[committed],
+            coalitions=table,
+            slots=tuple(self._slot_report(slot, table) for slot in self.slots),
+            signals=self.tracker.update(table.loss[full], table.accuracy_pct[full]),
+            host_params=self.spec.host_params,
+            total_params=self.spec.host_params + sum(slot.params for slot in self.slots),
+            committed_params=self.spec.host_params + sum(slot.params for slot in fossils),
+            governor_state=GovernorState.HEALTHY,
+            rollback_reason=None,
+            terminal=epochs_done == self.spec.horizon,
+            events=tuple(event for event in events if event.type in wanted),
+            train_ms=0.0,
+            val_ms=0.0,
+        )
+
+    def _train_accuracy(self, table: CoalitionTable) -> float | None:
+        if self.epoch is None:
+            return None
+        ahead_pp = self.spec.gap_pp * (self.epoch + 1) / self.spec.horizon
+        return min(100.0, table.accuracy_pct[full_coalition(len(table.slot_ids))] + ahead_pp)
+
+    def _slot_report(self, slot: SimulatedSlot, table: CoalitionTable | None) -> SlotReport:
+        """`table` is None for a seed that has not been through an epoch."""
+        train_accuracy = None if table is None else self._train_accuracy(table)
+        val_loss = None if table is None else table.loss[full_coalition(len(table.slot_ids))]
+        seeded, auditions = slot.stage.has_seed, slot.stage is SeedStage.TRAINING
+        player = None if table is None or slot.slot_id not in table.slot_ids else table.slot_ids.index(slot.slot_id)
+        points = {} if table is None else table.accuracy_pct
+        players = 0 if table is None else len(table.slot_ids)
+        return SlotReport(
+            slot_id=slot.slot_id,
+            seed_id=slot.seed_id,
+            stage=slot.stage,
+            blueprint=slot.blueprint,
+            blend=slot.blend,
+            alpha=slot.alpha,
+            params=slot.params,
+            epochs_in_stage=slot.epochs_in_stage,
+            age_epochs=slot.age_epochs,
+            ramp_complete=slot.blend is not None and slot.ramp_done >= BLENDS[slot.blend].ramp_epochs,
+            probe_passed=None,
+            in_optimizer=True if seeded else None,
+            train_loss=None if train_accuracy is None else loss_of(self.spec, train_accuracy),
+            val_loss=val_loss,
+            predicted_gain=self.spec.blueprint(slot.blueprint).predicted_gain
+            if auditions and slot.blueprint is not None
+            else None,
+            residual_ratio=0.1 if auditions else None,
+            gradients_finite=True if seeded else None,
+            live_fraction=1.0 if seeded else None,
+            contribution_pp=None if player is None else contribution(points, players, player),
+            contribution_alpha=None if player is None else slot.alpha,
+            contribution_topology=None if player is None else self.topology_version,
+            topology_version=self.topology_version,
+            solo_pp=None if player is None else solo(points, player),
+            interaction_pp=None if player is None else interaction_sum(points, players, player),
+            grad_health=None,
+            grad_ratio=1.0 if seeded else None,
+        )
+
+
+def _outcome(
+    action: ActionSpec, before: SimulatedSlot | None, after: SimulatedSlot | None, *, applied: bool
+) -> ActionOutcome:
+    return ActionOutcome(
+        env_id=action.env_id,
+        op=action.op,
+        slot=action.slot,
+        applied=applied,
+        stage_before=None if before is None else before.stage,
+        stage_after=None if after is None else after.stage,
+        params_delta=0 if before is None or after is None else after.params - before.params,
+    )

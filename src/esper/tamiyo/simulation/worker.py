@@ -1,0 +1,87 @@
+"""Simulated envs behind the four calls of a worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from esper.leyline import (
+    PROTOCOL_VERSION,
+    ActionOutcome,
+    ActionSpec,
+    EnvSnapshot,
+    EpisodeSeed,
+    LifecycleOp,
+    StepResult,
+    TelemetryEventType,
+)
+from esper.tamiyo.simulation.env import SimulatedEnv
+from esper.tamiyo.simulation.spec import SimulationSpec
+
+SNAPSHOT_VERSION = 1
+SILENT: frozenset[TelemetryEventType] = frozenset()
+
+
+class SimulatedWorker:
+    """A `Worker` whose hosts are formulas. Equal seeds and specs give equal bits."""
+
+    protocol_version = PROTOCOL_VERSION
+
+    def __init__(self, spec: SimulationSpec) -> None:
+        self.spec = spec
+        self.layout = spec.layout
+        self._envs: dict[int, SimulatedEnv] = {}
+        self._taken: dict[int, list[ActionSpec]] = {}
+
+    def reset(self, seeds: Sequence[EpisodeSeed]) -> StepResult:
+        """Starts one episode per seed."""
+        self._envs = {seed.env_id: SimulatedEnv(self.spec, self.layout, seed) for seed in seeds}
+        self._taken = {seed.env_id: [] for seed in seeds}
+        return self._result({})
+
+    def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType] = SILENT) -> StepResult:
+        """One step of every env. Takes exactly one spec per env, in any order."""
+        if sorted(spec.env_id for spec in specs) != sorted(self._envs):
+            given = sorted(spec.env_id for spec in specs)
+            raise ValueError(f"expected one spec for each of the envs {sorted(self._envs)}, got {given}")
+        outcomes = {}
+        for spec in specs:
+            outcomes[spec.env_id] = self._envs[spec.env_id].step(spec, wanted)
+            self._taken[spec.env_id].append(spec)
+        return self._result(outcomes)
+
+    def snapshot(self) -> Mapping[int, EnvSnapshot]:
+        """The episode and its actions so far: all that is needed to live it again."""
+        return {env_id: self._snapshot(env_id) for env_id in self._envs}
+
+    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
+        """Relives the recorded episodes up to where they were saved."""
+        for env_id, snapshot in snapshots.items():
+            if snapshot.version != SNAPSHOT_VERSION:
+                raise ValueError(f"expected a snapshot of version {SNAPSHOT_VERSION}, got {snapshot.version}")
+            meta = json.loads(snapshot.meta_json)
+            self._envs[env_id] = env = SimulatedEnv(self.spec, self.layout, EpisodeSeed(**meta["seed"]))
+            self._taken[env_id] = [_read_spec(entry) for entry in meta["taken"]]
+            for spec in self._taken[env_id]:
+                env.step(spec, SILENT)
+
+    def _result(self, outcomes: Mapping[int, ActionOutcome]) -> StepResult:
+        reports = {env_id: env.report for env_id, env in sorted(self._envs.items())}
+        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports)
+
+    def _snapshot(self, env_id: int) -> EnvSnapshot:
+        seed = self._envs[env_id].seed
+        meta = {
+            "seed": {"env_id": seed.env_id, "episode": seed.episode, "run_seed": seed.run_seed},
+            "taken": [
+                {"env_id": s.env_id, "op": s.op.name, "slot": s.slot, "blueprint": s.blueprint, "blend": s.blend}
+                for s in self._taken[env_id]
+            ],
+        }
+        return EnvSnapshot(version=SNAPSHOT_VERSION, env_id=env_id, meta_json=json.dumps(meta), tensors=b"")
+
+
+def _read_spec(entry: Mapping[str, str | int | None]) -> ActionSpec:
+    op = LifecycleOp[str(entry["op"])]
+    slot, blueprint, blend = (None if entry[k] is None else str(entry[k]) for k in ("slot", "blueprint", "blend"))
+    return ActionSpec(env_id=int(str(entry["env_id"])), op=op, slot=slot, blueprint=blueprint, blend=blend)
