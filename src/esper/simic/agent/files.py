@@ -1,4 +1,4 @@
-"""An agent as bytes: safetensors for tensors, JSON for the rest, nothing pickled. Who writes the bytes is not decided here.
+"""An agent as bytes: safetensors for tensors, JSON for the rest, nothing pickled. Others decide where bytes go.
 
 Optimizer state is stored by parameter name. Anything missing, extra or of another shape is refused before anything is
 changed, so a load happens whole or not at all.

@@ -18,6 +18,7 @@ from esper.simic.agent.experience import Experience, InputsT
 from esper.simic.agent.policy import ForwardPass, RecurrentPolicy
 from esper.simic.agent.sampling import Choice, Exploration, choose
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
     """The numbers in force for one update."""

@@ -55,9 +55,7 @@ def skipped_metrics(reason: str, settings: UpdateSettings, learning_rate: float)
         advantage_mean=None,
         advantage_std=None,
         decision_share=None,
-        gradient_stats=GradientStats(
-            norm_mean=None, norm_max=None, clip_norm=settings.max_grad_norm, num_nonfinite=0
-        ),
+        gradient_stats=GradientStats(norm_mean=None, norm_max=None, clip_norm=settings.max_grad_norm, num_nonfinite=0),
         head_entropies=cast(HeadEntropies, by_head([None] * len(HEAD_NAMES))),
         heads=cast(HeadUpdates, by_head([nothing] * len(HEAD_NAMES))),
         lstm=None,

@@ -13,7 +13,6 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from esper.simic.agent.recurrence import LSTMState
 from esper.simic.agent.sampling import HeadMasks, LogitsFn
@@ -61,12 +60,12 @@ class RecurrentPolicy(Protocol[InputsT_contra]):
 
 def linear(num_inputs: int, num_outputs: int) -> nn.Linear:
     """A layer without values yet: its default initialisation would draw from the global generator."""
-    return skip_init(nn.Linear, num_inputs, num_outputs)
+    return nn.Linear(num_inputs, num_outputs, device="meta").to_empty(device="cpu")
 
 
 def lstm(num_inputs: int, width: int) -> nn.LSTM:
     """A memory without values yet."""
-    return skip_init(nn.LSTM, num_inputs, width)
+    return nn.LSTM(num_inputs, width, device="meta").to_empty(device="cpu")
 
 
 def initialize_(module: nn.Module, generator: torch.Generator) -> None:
@@ -86,10 +85,12 @@ def scale_output_(layer: nn.Linear, gain: float, generator: torch.Generator) -> 
 
 @torch.no_grad()
 def _initialize_lstm_(memory: nn.LSTM, generator: torch.Generator) -> None:
-    for weight in (memory.weight_ih_l0, memory.weight_hh_l0):
-        for gate in weight.chunk(4):
-            nn.init.orthogonal_(gate, generator=generator)
-    for bias in (memory.bias_ih_l0, memory.bias_hh_l0):
-        bias.zero_()
-    # Gates are stored as input, forget, cell, output.
-    memory.bias_ih_l0.chunk(4)[1].fill_(1.0)
+    for name, parameter in memory.named_parameters():
+        # Gates are stored as input, forget, cell, output.
+        gates = parameter.chunk(4)
+        if name.startswith("weight"):
+            for gate in gates:
+                nn.init.orthogonal_(gate, generator=generator)
+        else:
+            parameter.zero_()
+            gates[1].fill_(1.0 if name.startswith("bias_ih") else 0.0)

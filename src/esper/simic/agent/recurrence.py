@@ -18,7 +18,7 @@ LSTMState = tuple[Tensor, Tensor]
 
 def zero_state(lstm: nn.LSTM, num_envs: int) -> LSTMState:
     """The memory at the start of an episode."""
-    zeros = torch.zeros(1, num_envs, lstm.hidden_size, device=lstm.weight_hh_l0.device)
+    zeros = torch.zeros(1, num_envs, lstm.hidden_size, device=next(lstm.parameters()).device)
     return zeros, zeros.clone()
 
 

@@ -129,7 +129,7 @@ class _HeadChoice:
 
 
 def _mix(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> _Distribution:
-    """p = (1 - epsilon) * softmax(legal logits) + epsilon * uniform over legal, in logs."""
+    """Logs of (1 - epsilon) * softmax over legal + epsilon * uniform over legal."""
     num_legal_B = legal_BC.sum(dim=-1)
     log_policy_BC = torch.log_softmax(logits_BC.masked_fill(~legal_BC, MASKED_LOGIT), dim=-1)
     log_mixed_BC = log_policy_BC

@@ -79,7 +79,6 @@ class TamiyoNetwork(nn.Module):
         self.op_embedding = nn.Parameter(torch.empty(len(OPS), EMBEDDING))
         self.slot_query = nn.Sequential(linear(width + EMBEDDING, ENCODING), nn.SiLU(), linear(ENCODING, ENCODING))
         self.slot_key = linear(ENCODING, ENCODING)
-        # Row 0 belongs to blueprints the network was not built with and stays zero.
         self.blueprint_embedding = nn.Parameter(torch.empty(len(shape.blueprints), EMBEDDING))
         self.card_encoder = linear(num_card + EMBEDDING, ENCODING)
         self.blueprint_context = linear(width + ENCODING, ENCODING)
@@ -90,11 +89,13 @@ class TamiyoNetwork(nn.Module):
     @torch.no_grad()
     def _initialize(self, op_prior: tuple[float, ...], generator: torch.Generator) -> None:
         initialize_(self, generator)
-        for output in (self.op_head[-1], self.slot_query[-1], self.blueprint_score[-1], self.blend_head[-1]):
+        for head in (self.op_head, self.slot_query, self.blueprint_score, self.blend_head):
+            output = head[-1]
             assert isinstance(output, nn.Linear)
             scale_output_(output, POLICY_GAIN, generator)
+            if head is self.op_head:
+                output.bias.copy_(torch.tensor(op_prior))
         scale_output_(self.value.out, 1.0, generator)
-        self.op_head[-1].bias.copy_(torch.tensor(op_prior))
         for embedding in (self.op_embedding, self.blueprint_embedding):
             nn.init.normal_(embedding, std=1.0, generator=generator)
 
@@ -126,6 +127,7 @@ class TamiyoNetwork(nn.Module):
         return tuple(by_head[head] for head in sorted(by_head))
 
     def _encode_cards(self, cards: Cards) -> Tensor:
+        # Id 0 is a blueprint the network was not built with: judged by its card alone.
         unknown = torch.zeros_like(self.blueprint_embedding[:1])
         table = torch.cat([unknown, self.blueprint_embedding])
         embedded_PE = table[cards.blueprint_ids_P]
@@ -149,7 +151,8 @@ class TamiyoNetwork(nn.Module):
         op_BE = self.op_embedding[actions_BH[:, OP]]
         query_BE = self.slot_query(torch.cat([encoding.trunk_BW, op_BE], dim=-1))
         keys_BSE = self.slot_key(encoding.slots_BSE)
-        return (keys_BSE @ query_BE[:, :, None])[:, :, 0]
+        scores_BS1: Tensor = keys_BSE @ query_BE[:, :, None]
+        return scores_BS1[:, :, 0]
 
     def _blueprint_logits(self, encoding: _Encoding, actions_BH: Tensor) -> Tensor:
         slots_B = actions_BH[:, SLOT]

@@ -59,7 +59,7 @@ class HeadUpdates(TypedDict):
 
 
 class GradientStats(TypedDict):
-    """Gradients over all parameters, before clipping. Norms are over the finite minibatches; None if there were none."""
+    """Gradients over all parameters, before clipping. Norms are of finite minibatches; None if there were none."""
 
     norm_mean: float | None
     norm_max: float | None

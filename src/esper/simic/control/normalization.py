@@ -123,4 +123,3 @@ class RewardNormalizer:
         if not (math.isfinite(mean) and math.isfinite(m2) and m2 >= 0.0 and count >= 0):
             raise ValueError(f"RewardNormalizer: expected finite mean, m2 >= 0 and count >= 0, got {dict(state)}")
         self.mean, self.m2, self.count = mean, m2, count
-

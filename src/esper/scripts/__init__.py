@@ -1,0 +1,1 @@
+"""Commands: thin entry points that parse, call and print."""
