@@ -11,7 +11,6 @@ import torch
 from esper.leyline import (
     ActionExecutionResult,
     ActionMasks,
-    ActionOutcome,
     ActionSpec,
     EpisodeSeed,
     EpochReport,
@@ -19,14 +18,15 @@ from esper.leyline import (
     PolicyProtocol,
     SeedStage,
     derive_seed,
-    record,
 )
+from esper.scripts.sandboxes import NUM_ENVS, Episode, Played, Reward, Sandbox
 from esper.simic.agent.ppo import Decision, PPOAgent
 from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation, to_spec
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
+from esper.tamiyo.chance import RandomController
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
@@ -39,19 +39,11 @@ from esper.tamiyo.features import (
 )
 from esper.tamiyo.observe import observe
 from esper.tamiyo.simulation import SimulatedWorker, SimulationSpec
+from esper.tamiyo.situation import Setting
 
-Reward = Callable[[EpochReport, ActionOutcome, EpochReport], float]
-
-
-@record
-class Episode:
-    """One finished episode."""
-
-    total: float
-    """Undiscounted return in raw reward."""
-    kept: tuple[str, ...]
-    """Blueprints fossilized at the end."""
-    num_germinated: int
+TEST_EPISODE = 1_000_000
+"""Episodes are numbered by round while training; these are far beyond."""
+NUM_TEST_ENVS = 64
 
 
 def run_episodes(
@@ -190,6 +182,17 @@ class LearningPolicy(AgentPolicy):
         )
         self._paid += [amount for amount, counts in zip(paid, valid, strict=True) if counts]
 
+    def value_error(self) -> float:
+        """How far the values of the last round lay from the discounted sum of what came, as a share of the first."""
+        assert self.buffer is not None
+        rollout, gamma = self.buffer.rollout(), self.agent.config.gamma
+        sums_TN, following_N = torch.zeros_like(rollout.rewards_TN), torch.zeros_like(rollout.rewards_TN[0])
+        for step in reversed(range(len(sums_TN))):
+            following_N = rollout.rewards_TN[step] + gamma * following_N
+            sums_TN[step] = following_N
+        error = (rollout.values_TN - sums_TN)[rollout.valid_TN].square().mean().sqrt()
+        return float(error / sums_TN[0].abs().mean())
+
     def update(self) -> PPOUpdateMetrics:
         """Learns from the round; only then may the reward scale move."""
         assert self.buffer is not None
@@ -212,3 +215,59 @@ class ScriptPolicy:
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Nothing to remember."""
+
+
+# ---- one sandbox
+
+
+def oracle_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed]) -> Played:
+    """What is possible on these episodes."""
+    episodes = run_episodes(sandbox.world, ScriptPolicy(sandbox.oracle()), sandbox.reward, seeds)
+    return Played(episodes=episodes, value_error=None)
+
+
+def random_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed]) -> Played:
+    """What chance reaches on these episodes."""
+    setting = Setting(layout=sandbox.world.layout, lifecycle=sandbox.world.lifecycle, run_seed=seeds[0].run_seed)
+    episodes = run_episodes(sandbox.world, RandomController(setting), sandbox.reward, seeds)
+    return Played(episodes=episodes, value_error=None)
+
+
+def train(sandbox: Sandbox, *, run_seed: int, after_round: Callable[[], None] = lambda: None) -> Played:
+    """Trains an agent from nothing, then lets it play greedily on episodes it has not seen."""
+    agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=run_seed)
+    if sandbox.first_world is not None:
+        first = LearningPolicy(agent, sandbox.first_world, sandbox.reward, run_seed=run_seed)
+        learn(first, sandbox.first_world, range(sandbox.first_rounds), after_round)
+    learner = LearningPolicy(agent, sandbox.world, sandbox.reward, run_seed=run_seed)
+    learn(learner, sandbox.world, range(sandbox.first_rounds, sandbox.first_rounds + sandbox.rounds), after_round)
+    return judge(sandbox, learner)
+
+
+def learn(
+    learner: LearningPolicy, world: SimulationSpec, rounds: range, after_round: Callable[[], None] = lambda: None
+) -> None:
+    """Plays and learns, one round of episodes at a time."""
+    for number in rounds:
+        run_episodes(world, learner, learner.reward, episode_seeds(learner.run_seed, number))
+        learner.update()
+        after_round()
+
+
+def judge(sandbox: Sandbox, learner: LearningPolicy) -> Played:
+    """Plays greedily, and once more as in training to compare values with what then came."""
+    fresh = unseen(learner.run_seed)
+    greedy = AgentPolicy(learner.agent, sandbox.world, run_seed=learner.run_seed, greedy=True)
+    episodes = run_episodes(sandbox.world, greedy, sandbox.reward, fresh)
+    run_episodes(sandbox.world, learner, sandbox.reward, fresh[:NUM_ENVS])
+    return Played(episodes=episodes, value_error=learner.value_error())
+
+
+def episode_seeds(run_seed: int, episode: int, num_envs: int = NUM_ENVS) -> list[EpisodeSeed]:
+    """One episode of every env."""
+    return [EpisodeSeed(env_id=env, episode=episode, run_seed=run_seed) for env in range(num_envs)]
+
+
+def unseen(run_seed: int) -> list[EpisodeSeed]:
+    """Episodes that no training reaches."""
+    return episode_seeds(run_seed, TEST_EPISODE, num_envs=NUM_TEST_ENVS)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from esper.simic.agent.recurrence import LSTMState
 from esper.simic.agent.sampling import HeadMasks, LogitsFn
-from esper.simic.agent.value_head import ValueHead
+
+if TYPE_CHECKING:
+    from esper.simic.agent.value_head import ValueHead
 
 
 class SequenceInputs(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from esper.simic.agent.policy import linear
 from esper.simic.control.normalization import RunningMeanStd
 
 # In scaled reward units. Returns that vary less are not worth magnifying, nor fit to judge a critic by.
@@ -18,8 +19,8 @@ class ValueHead(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(width, hidden), nn.SiLU())
-        self.out = nn.Linear(hidden, 1)
+        self.body = nn.Sequential(linear(width, hidden), nn.SiLU())
+        self.out = linear(hidden, 1)
         self.returns = RunningMeanStd(1)
 
     def forward(self, features: Tensor) -> Tensor:
