@@ -182,8 +182,11 @@ class LearningPolicy(AgentPolicy):
         )
         self._paid += [amount for amount, counts in zip(paid, valid, strict=True) if counts]
 
-    def value_error(self) -> float:
-        """How far the values of the last round lay from the discounted sum of what came, as a share of the first."""
+    def value_error(self) -> float | None:
+        """How far the values of the last round lay from the discounted sum of what came, as a share of the first.
+
+        None where nothing came.
+        """
         assert self.buffer is not None
         rollout, gamma = self.buffer.rollout(), self.agent.config.gamma
         sums_TN, following_N = torch.zeros_like(rollout.rewards_TN), torch.zeros_like(rollout.rewards_TN[0])
@@ -191,7 +194,8 @@ class LearningPolicy(AgentPolicy):
             following_N = rollout.rewards_TN[step] + gamma * following_N
             sums_TN[step] = following_N
         error = (rollout.values_TN - sums_TN)[rollout.valid_TN].square().mean().sqrt()
-        return float(error / sums_TN[0].abs().mean())
+        start = float(sums_TN[0].abs().mean())
+        return float(error) / start if start > 0.0 else None
 
     def update(self) -> PPOUpdateMetrics:
         """Learns from the round; only then may the reward scale move."""

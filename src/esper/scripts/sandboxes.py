@@ -15,7 +15,6 @@ from esper.leyline import (
     ActionSpec,
     EpochReport,
     LifecycleOp,
-    SeedStage,
     record,
     wait,
 )
@@ -66,18 +65,24 @@ class Sandbox:
     measured: str
     measure: Callable[[Played], float | None]
     """The figure that counts."""
-    threshold: Callable[[float], float]
-    """What must be reached, given the oracle's figure."""
+    share: float
+    """What must be reached, as a share of the oracle's figure."""
     config: PPOConfig
     rounds: int
+    slack: float = 0.0
+    """Added to that; the whole of the limit where an oracle has no figure."""
     higher_is_better: bool = True
     first_world: SimulationSpec | None = None
     """A world to live in for `first_rounds` before the real one; None for none."""
     first_rounds: int = 0
 
-    def passes(self, reached: float, optimum: float) -> bool:
+    def limit(self, optimum: float | None) -> float:
+        """What must be reached, or not exceeded."""
+        return self.slack + (0.0 if optimum is None else self.share * optimum)
+
+    def passes(self, reached: float, optimum: float | None) -> bool:
         """Is this good enough?"""
-        limit = self.threshold(optimum)
+        limit = self.limit(optimum)
         return reached >= limit if self.higher_is_better else reached <= limit
 
 
@@ -110,11 +115,11 @@ def mean_return(played: Played) -> float:
     return sum(episode.total for episode in played.episodes) / len(played.episodes)
 
 
-def kept_share(blueprint: str) -> Callable[[Played], float]:
-    """Share of episodes that end with a seed of this blueprint."""
+def kept_only(blueprint: str) -> Callable[[Played], float]:
+    """Share of episodes that end with seeds of this blueprint and with no others. Keeping nothing does not count."""
 
     def measure(played: Played) -> float:
-        return sum(blueprint in episode.kept for episode in played.episodes) / len(played.episodes)
+        return sum(set(episode.kept) == {blueprint} for episode in played.episodes) / len(played.episodes)
 
     return measure
 
@@ -147,28 +152,24 @@ def grow_everywhere(blueprint: str, last_epoch: int) -> Rule:
     """Plants in every slot, one after the other, while a seed planted now can still be kept."""
 
     def rule(report: EpochReport, masks: ActionMasks) -> ActionSpec:
-        spec = _first_legal(report, masks, LifecycleOp.FOSSILIZE, LifecycleOp.ADVANCE, LifecycleOp.GERMINATE)
-        if spec.op is not LifecycleOp.GERMINATE:
-            return spec
-        assert spec.slot is not None
-        return _germinate(report, spec.slot, blueprint) if report.epochs_done <= last_epoch else wait(report.env_id)
+        spec = _first_legal(report, masks, LifecycleOp.FOSSILIZE, LifecycleOp.ADVANCE)
+        room = masks.slot_by_op[LifecycleOp.GERMINATE]
+        if spec.op is LifecycleOp.WAIT and any(room) and report.epochs_done <= last_epoch:
+            return _germinate(report, report.slots[room.index(True)].slot_id, blueprint)
+        return spec
 
     return rule
 
 
-def judge_coins(world: SimulationSpec) -> Rule:
+def judge_coins(blueprint: str, last_epoch: int) -> Rule:
     """Prunes what harms as soon as that shows, keeps what helps as soon as it may, plants while there is time."""
-    least_epochs = 6
+    plant = grow_everywhere(blueprint, last_epoch)
 
     def rule(report: EpochReport, masks: ActionMasks) -> ActionSpec:
         for slot in report.slots:
             if slot.stage.is_live and slot.contribution_pp is not None and slot.contribution_pp < 0.0:
                 return _act(report, LifecycleOp.PRUNE, slot.slot_id)
-        spec = _first_legal(report, masks, LifecycleOp.FOSSILIZE, LifecycleOp.ADVANCE)
-        if spec.op is LifecycleOp.WAIT and report.epochs_done <= world.horizon - least_epochs:
-            empty = [slot.slot_id for slot in report.slots if slot.stage is SeedStage.DORMANT]
-            return _germinate(report, empty[0], world.blueprints[0].name) if empty else spec
-        return spec
+        return plant(report, masks)
 
     return rule
 
@@ -232,7 +233,7 @@ COIN_WORLD = SimulationSpec(
 )
 CUES = ("first", "second", "third")
 CUE_WORLD = SimulationSpec(
-    blueprints=tuple(SimulatedBlueprint(name=name, gain_pp=(42.0,), window=(8, 9)) for name in CUES),
+    blueprints=tuple(SimulatedBlueprint(name=name, gain_pp=(42.0,), window=(4, 9)) for name in CUES),
     cue=Cue(blueprints=CUES),
     slot_ids=("r0c0",),
     horizon=16,
@@ -257,13 +258,13 @@ def _config(world: SimulationSpec, rounds: int) -> PPOConfig:
 
 _CUE = Sandbox(
     name="cue",
-    shows="a loss seen at reset decides what to plant at epoch 8: needs memory",
+    shows="a loss seen at reset decides what to plant from epoch 4 on: needs memory",
     world=CUE_WORLD,
     reward=committed_growth(CUE_WORLD),
-    oracle=lambda: follow_cue(CUE_WORLD, "r0c0", 8),
+    oracle=lambda: follow_cue(CUE_WORLD, "r0c0", 4),
     measured="return",
     measure=mean_return,
-    threshold=lambda optimum: 0.95 * optimum,
+    share=0.95,
     config=_config(CUE_WORLD, 80),
     rounds=80,
 )
@@ -276,7 +277,7 @@ _DECOY = Sandbox(
     oracle=lambda: grow_one("right", "r0c1", 3),
     measured="return",
     measure=mean_return,
-    threshold=lambda optimum: 0.95 * optimum,
+    share=0.95,
     config=_config(DECOY_WORLD, 80),
     rounds=80,
 )
@@ -288,10 +289,10 @@ SANDBOXES: tuple[Sandbox, ...] = (
         shows="good and bad seeds of one blueprint, told apart by their contribution",
         world=COIN_WORLD,
         reward=committed_growth(COIN_WORLD),
-        oracle=lambda: judge_coins(COIN_WORLD),
+        oracle=lambda: judge_coins("coin", 18),
         measured="return",
         measure=mean_return,
-        threshold=lambda optimum: 0.85 * optimum,
+        share=0.85,
         config=_config(COIN_WORLD, 60),
         rounds=60,
     ),
@@ -303,7 +304,8 @@ SANDBOXES: tuple[Sandbox, ...] = (
         oracle=always_wait,
         measured="return",
         measure=mean_return,
-        threshold=lambda optimum: optimum - 0.02,
+        share=1.0,
+        slack=-0.02,
         config=_config(INERT_WORLD, 30),
         rounds=30,
     ),
@@ -312,7 +314,7 @@ SANDBOXES: tuple[Sandbox, ...] = (
         _CUE,
         name="cue_blind",
         shows="the same without memory: must not be solved, or the cue leaks",
-        threshold=lambda optimum: 0.6 * optimum,
+        share=0.6,
         config=replace(_CUE.config, memory=False),
         higher_is_better=False,
     ),
@@ -324,29 +326,29 @@ SANDBOXES: tuple[Sandbox, ...] = (
         oracle=always_wait,
         measured="value error",
         measure=value_error,
-        threshold=lambda optimum: 0.05,
+        share=0.0,
+        slack=0.05,
         config=_config(INERT_WORLD, 30),
         rounds=30,
         higher_is_better=False,
     ),
     Sandbox(
         name="parasite",
-        shows="a seed that brings nothing and is missed when removed: do not keep it",
+        shows="seeds that harm but are missed when removed, beside good ones: keep the good ones alone",
         world=PARASITE_WORLD,
         reward=committed_growth(PARASITE_WORLD),
         oracle=lambda: grow_everywhere("good", 17),
-        measured="kept share",
-        measure=kept_share("parasite"),
-        threshold=lambda optimum: 0.10,
+        measured="kept only good",
+        measure=kept_only("good"),
+        share=0.9,
         config=_config(PARASITE_WORLD, 40),
         rounds=40,
-        higher_is_better=False,
     ),
     replace(
         _DECOY,
         name="recover",
         shows="30 rounds in the inert world, then the decoy's: a habit of waiting must be unlearned",
-        threshold=lambda optimum: 0.6 * optimum,
+        share=0.6,
         config=_config(DECOY_WORLD, 90),
         rounds=60,
         first_world=INERT_WORLD,
