@@ -234,7 +234,7 @@ COIN_WORLD = SimulationSpec(
 CUES = ("first", "second", "third")
 CUE_WORLD = SimulationSpec(
     blueprints=tuple(SimulatedBlueprint(name=name, gain_pp=(42.0,), window=(4, 9)) for name in CUES),
-    cue=Cue(blueprints=CUES),
+    cue=Cue(blueprints=CUES, loss_step=2.0),
     slot_ids=("r0c0",),
     horizon=16,
     host=HOST,
@@ -265,8 +265,8 @@ _CUE = Sandbox(
     measured="return",
     measure=mean_return,
     share=0.95,
-    config=_config(CUE_WORLD, 80),
-    rounds=80,
+    config=_config(CUE_WORLD, 120),
+    rounds=120,
 )
 
 _DECOY = Sandbox(
