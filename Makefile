@@ -7,7 +7,7 @@ EXTRAS := dev,onnx,plots
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-gpu check format lint type imports spell bench clean
+.PHONY: help setup run test test-slow test-gpu check format lint type imports spell sandbox bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,6 +26,9 @@ run: $(VENV)/.ready  ## grow a network on the bundled digits and show what grew
 
 test: $(VENV)/.ready  ## run the test suite
 	$(BIN)/python -m pytest -n auto
+
+sandbox: $(VENV)/.ready  ## train the agent in small worlds whose best policy is known
+	$(BIN)/esper sandbox
 
 test-slow: $(VENV)/.ready  ## run the long evidence and stress tests
 	$(BIN)/python -m pytest -n auto -m slow

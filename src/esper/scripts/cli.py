@@ -15,6 +15,7 @@ from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
+from esper.scripts.sandbox import sandbox_command
 from esper.scripts.tasks import tasks_command
 
 # Commands import torch when they run, not before, so that help and errors come at once.
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "grow": grow_command,
     "evaluate": evaluate_command,
     "tasks": tasks_command,
+    "sandbox": sandbox_command,
 }
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,

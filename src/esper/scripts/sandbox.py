@@ -1,0 +1,128 @@
+"""`esper sandbox`: can the agent learn? Trains it in worlds whose best policy is known and compares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from esper.leyline import record
+from esper.scripts.sandboxes import SANDBOXES, Sandbox
+
+
+@record
+class SandboxResult:
+    """One agent trained from nothing in one sandbox."""
+
+    run_seed: int
+    optimum: float | None
+    """The oracle's figure on the same episodes; None where an oracle has no such figure."""
+    random: float | None
+    reached: float | None
+    passed: bool
+    cpu_s: float
+
+
+def sandbox_command(
+    seeds: Annotated[int, tyro.conf.arg(help="Agents to train in each sandbox, run seeds 0, 1, ...")] = 5,
+    only: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(help="Sandboxes to run: decoy, coin, inert, cue, cue_blind, constant, parasite, recover."),
+    ] = (),
+) -> None:
+    """Train the agent in small simulated worlds whose best policy is known.
+
+    Masks, features, sampling and updates are those of a real run; only the host is a formula. Each agent plays
+    greedily on episodes it has not seen. Exit code 1 says that one of them did not reach its threshold.
+    """
+    if seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    chosen = _choose(only)
+    console = Console()
+    results: dict[str, list[SandboxResult]] = {sandbox.name: [] for sandbox in chosen}
+    with _progress(console) as progress:
+        for sandbox in chosen:
+            bar = progress.add_task(sandbox.name, total=seeds * (sandbox.first_rounds + sandbox.rounds))
+            for run_seed in range(seeds):
+                result = _run(sandbox, run_seed, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
+                results[sandbox.name].append(result)
+                if not console.is_terminal:
+                    console.print(_line(sandbox, result), highlight=False)
+    console.print(_table(chosen, results))
+    if not all(result.passed for rows in results.values() for result in rows):
+        raise SystemExit(1)
+
+
+def _choose(only: Sequence[str]) -> tuple[Sandbox, ...]:
+    known = [sandbox.name for sandbox in SANDBOXES]
+    for name in only:
+        if name not in known:
+            raise ValueError(f"unknown sandbox {name!r}. Known: {', '.join(known)}")
+    return tuple(sandbox for sandbox in SANDBOXES if not only or sandbox.name in only)
+
+
+def _run(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> SandboxResult:
+    from esper.scripts.sandbox_loop import oracle_play, random_play, train, unseen
+
+    episodes = unseen(run_seed)
+    optimum = sandbox.measure(oracle_play(sandbox, episodes))
+    chance = sandbox.measure(random_play(sandbox, episodes))
+    start = time.process_time()
+    reached = sandbox.measure(train(sandbox, run_seed=run_seed, after_round=after_round))
+    return SandboxResult(
+        run_seed=run_seed,
+        optimum=optimum,
+        random=chance,
+        reached=reached,
+        passed=reached is not None and sandbox.passes(reached, optimum),
+        cpu_s=time.process_time() - start,
+    )
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def _line(sandbox: Sandbox, result: SandboxResult) -> str:
+    verdict = "passed" if result.passed else "FAILED"
+    return f"{sandbox.name} {result.run_seed}: {_figure(result.reached)}, {verdict}, {result.cpu_s:.0f} CPU s"
+
+
+def _table(sandboxes: Sequence[Sandbox], results: dict[str, list[SandboxResult]]) -> Table:
+    table = Table(title="Sandboxes: greedy play after training, by run seed", title_justify="left")
+    for name in ("sandbox", "figure", "optimum", "random", "threshold", "reached", "passed", "CPU s"):
+        table.add_column(name, justify="left" if name in ("sandbox", "figure", "reached") else "right")
+    for sandbox in sandboxes:
+        rows = results[sandbox.name]
+        num_passed = sum(row.passed for row in rows)
+        table.add_row(
+            sandbox.name,
+            sandbox.measured,
+            _mean([row.optimum for row in rows]),
+            _mean([row.random for row in rows]),
+            _threshold(sandbox, rows),
+            " ".join(_figure(row.reached) for row in rows),
+            f"[{'green' if num_passed == len(rows) else 'red'}]{num_passed} of {len(rows)}",
+            f"{max(row.cpu_s for row in rows):.0f}",
+        )
+    return table
+
+
+def _threshold(sandbox: Sandbox, rows: Sequence[SandboxResult]) -> str:
+    sign = ">=" if sandbox.higher_is_better else "<="
+    return f"{sign} {_mean([sandbox.limit(row.optimum) for row in rows])}"
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return _figure(sum(known) / len(known) if known else None)

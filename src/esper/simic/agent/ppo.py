@@ -1,0 +1,218 @@
+"""The agent: acts for N envs at once, learns from a round, saves and loads. It knows no hosts, reports or rewards."""
+
+# T steps, N envs, H heads; other axes as in tamiyo_inputs
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from esper.leyline import HEAD_NAMES, ModelFileError, derive_seed
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.experience import Rollout, price
+from esper.simic.agent.files import FACTS_FILE, OPTIMIZER_FILE, POLICY_FILE, pack, read_facts, unpack_
+from esper.simic.agent.health import judge_observations
+from esper.simic.agent.losses import UpdateSettings
+from esper.simic.agent.metrics import by_head, performed_metrics, skipped_metrics
+from esper.simic.agent.ppo_update import run_epochs
+from esper.simic.agent.recurrence import LSTMState
+from esper.simic.agent.sampling import Choice, Exploration, choose
+from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
+from esper.simic.agent.tamiyo_network import ColumnNorm, NetworkShape, TamiyoNetwork
+from esper.simic.agent.types import ActionDict, HeadEntropies, HeadLogProbs, ObservationStats, PPOUpdateMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the agent chose for N envs at one moment, and how sure it was."""
+
+    actions_NH: Tensor
+    log_probs_NH: Tensor
+    entropies_NH: Tensor
+    num_legal_NH: Tensor
+    values_N: Tensor
+    """In units of scaled reward."""
+    state: LSTMState
+
+    @property
+    def usable_NH(self) -> Tensor:
+        """True where a head had more than one legal choice."""
+        return self.num_legal_NH > 1
+
+    def action(self, env: int) -> ActionDict:
+        """One env's choice."""
+        return cast(ActionDict, by_head(self.actions_NH[env].tolist()))
+
+    def log_probs(self, env: int) -> HeadLogProbs:
+        """One env's log-probabilities."""
+        return cast(HeadLogProbs, by_head(self.log_probs_NH[env].tolist()))
+
+    def entropies(self, env: int) -> HeadEntropies:
+        """One env's entropies; None where there was nothing to choose."""
+        pairs = zip(self.entropies_NH[env].tolist(), self.usable_NH[env].tolist(), strict=True)
+        return cast(HeadEntropies, by_head([entropy if usable else None for entropy, usable in pairs]))
+
+
+class PPOAgent:
+    """Recurrent masked PPO. The policy is small, so it runs on the CPU in single precision."""
+
+    def __init__(self, shape: NetworkShape, config: PPOConfig, *, run_seed: int) -> None:
+        self.shape = shape
+        self.config = config
+        self.run_seed = run_seed
+        self.env_steps = 0
+        """Valid steps learned from so far; all schedules follow it."""
+        self.updates = 0
+        generator = torch.Generator().manual_seed(derive_seed(run_seed, None, None, None, "policy"))
+        self.network = TamiyoNetwork(shape, width=config.width, op_prior=config.op_prior, generator=generator)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+
+    @property
+    def exploration(self) -> Exploration:
+        """Mixture and prior, the same from the first step of a round to its last update."""
+        share = self.config.epsilon_share_at(self.env_steps)
+        heads = range(len(HEAD_NAMES))
+        return Exploration(
+            epsilons=tuple(share * (self.config.epsilon_op if head == OP else self.config.epsilon) for head in heads),
+            priors=tuple(self.config.op_prior if head == OP else None for head in heads),
+        )
+
+    @torch.inference_mode()
+    def act(
+        self, observation: Observation, cards: Cards, state: LSTMState | None, generator: torch.Generator | None
+    ) -> Decision:
+        """Chooses for all envs.
+
+        Args:
+            observation: N envs now.
+            cards: The blueprints of their layout.
+            state: Memory from the last decision; None at the start of the episodes.
+            generator: Where samples come from. None is greedy: the most likely choice, no exploration.
+        """
+        num_envs = observation.obs_ND.shape[0]
+        forward = self.network(self._remember(one_step(observation, cards, state)))
+        uniforms_NH = None if generator is None else torch.rand(num_envs, len(HEAD_NAMES), generator=generator)
+        choice = choose(forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH)
+        return Decision(
+            actions_NH=choice.actions_BH,
+            log_probs_NH=choice.log_probs_BH,
+            entropies_NH=choice.entropies_BH,
+            num_legal_NH=choice.num_legal_BH,
+            values_N=self.network.value.denormalize(forward.values_B),
+            state=forward.state,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, inputs: TamiyoInputs, actions_TNH: Tensor) -> tuple[Choice, Tensor]:
+        """What the present policy thinks of actions taken: their distribution, and the values of their states."""
+        forward = self.network(self._remember(inputs))
+        actions_BH = actions_TNH.flatten(0, 1)
+        choice = choose(forward.logits_fn, forward.masks, self.exploration, actions_BH=actions_BH)
+        return choice, self.network.value.denormalize(forward.values_B)
+
+    def update(self, buffer: TamiyoRolloutBuffer) -> PPOUpdateMetrics:
+        """Learns from a round; afterwards the observation statistics catch up. The buffer is left as it is.
+
+        If no row is valid, or a return is not finite, nothing changes and the metrics say why.
+        """
+        rollout = buffer.rollout()
+        settings, learning_rate = self._settings(), self.config.learning_rate_at(self.env_steps)
+        if not bool(rollout.valid_TN.any()):
+            return skipped_metrics("no valid step", settings, learning_rate)
+        experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam)
+        experience = replace(experience, inputs=self._remember(experience.inputs))
+        if not bool(torch.isfinite(experience.returns_TN).all()):
+            return skipped_metrics("a return is not finite", settings, learning_rate)
+        # Predictions survive this, so it may come first: even the first round then learns in sensible units.
+        self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, "ppo"))
+        result = run_epochs(self.network, self.optimizer, experience, settings, generator)
+        observations = self._refresh_statistics(rollout)
+        metrics = performed_metrics(result, experience, rollout.values_TN, observations, settings, learning_rate)
+        self.env_steps += metrics["env_steps"]
+        self.updates += 1
+        return metrics
+
+    def to_files(self) -> dict[str, bytes]:
+        """Everything an exact continuation needs, by file name."""
+        facts = {
+            "shape": asdict(self.shape),
+            "config": asdict(self.config),
+            "run_seed": self.run_seed,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+        }
+        return pack(self.network, self.optimizer, facts)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, bytes]) -> PPOAgent:
+        """Rebuilds an agent; its next update gives the bits the original's would have given.
+
+        Raises:
+            ModelFileError: The files are damaged or were written by an agent this code cannot build.
+        """
+        facts = read_facts(files)
+        try:
+            shape = NetworkShape(**_tuples(facts["shape"]))
+            agent = cls(shape, PPOConfig(**_tuples(facts["config"])), run_seed=facts["run_seed"])
+            agent.env_steps, agent.updates = int(facts["env_steps"]), int(facts["updates"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelFileError(f"{FACTS_FILE}: does not describe an agent of this release ({error})") from error
+        unpack_(agent.network, agent.optimizer, files)
+        return agent
+
+    def save(self, directory: Path) -> None:
+        """Writes the files into a directory, which is made if needed. Run checkpoints add hashes and atomicity."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in self.to_files().items():
+            (directory / name).write_bytes(content)
+
+    @classmethod
+    def load(cls, directory: Path) -> PPOAgent:
+        """Reads what `save` wrote.
+
+        Raises:
+            ModelFileError: Files are missing, damaged or from another kind of agent.
+        """
+        names = (POLICY_FILE, OPTIMIZER_FILE, FACTS_FILE)
+        return cls.from_files({name: (directory / name).read_bytes() for name in names if (directory / name).is_file()})
+
+    def _settings(self) -> UpdateSettings:
+        config = self.config
+        return UpdateSettings(
+            epochs=config.epochs,
+            minibatches=config.minibatches,
+            clip_ratio=config.clip_ratio,
+            target_kl=config.target_kl,
+            entropy_coef=config.entropy_coef_at(self.env_steps),
+            value_coef=config.value_coef,
+            max_grad_norm=config.max_grad_norm,
+            exploration=self.exploration,
+        )
+
+    def _remember(self, inputs: TamiyoInputs) -> TamiyoInputs:
+        if self.config.memory:
+            return inputs
+        return replace(inputs, starts_TN=torch.ones(inputs.obs_TND.shape[:2], dtype=torch.bool))
+
+    def _refresh_statistics(self, rollout: Rollout[TamiyoInputs]) -> ObservationStats:
+        obs_BD = rollout.inputs.obs_TND[rollout.valid_TN]
+        slots_BF = rollout.inputs.slot_obs_TNSF[rollout.valid_TN].flatten(0, 1)
+        groups: list[tuple[ColumnNorm, Tensor]] = [(self.network.obs_norm, obs_BD), (self.network.slot_norm, slots_BF)]
+        health = judge_observations([(norm.stats, norm.normalised, rows) for norm, rows in groups])
+        for norm, rows in groups:
+            norm.stats.update(rows[torch.isfinite(rows).all(dim=1)])
+        return health
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows no tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -1,0 +1,177 @@
+"""Masked, factored, autoregressive choice: one function samples in the rollout and evaluates in the update.
+
+Knows heads only by position. Later heads may depend on earlier choices, through the logits and through the masks.
+A head with exactly one legal choice has log-probability 0.0 and entropy 0.0, exactly; a head that does not matter
+for the choices so far is such a head, because its mask then allows choice 0 alone.
+"""
+
+# B rows (envs, or steps x envs), H heads, C choices of one head
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Finite even in bfloat16, and far enough down that exp() of it is exactly 0 in float32.
+MASKED_LOGIT = -1e4
+
+LogitsFn = Callable[[int, Tensor], Tensor]
+"""(head, actions_BH so far) -> logits_BC."""
+
+
+class HeadMasks(Protocol):
+    """What is legal, head by head."""
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+
+    @property
+    def sampling_order(self) -> tuple[int, ...]:
+        """Heads by position, in the order they are chosen."""
+
+    def legal(self, head: int, actions_BH: Tensor) -> Tensor:
+        """`[B, C]` booleans given the choices so far; choice 0 alone where the head does not matter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exploration:
+    """How choices stray from the logits. Mixing leaves every head a gradient, which a hard floor does not."""
+
+    epsilons: tuple[float, ...]
+    """Per head: weight of the uniform distribution over legal choices. Greedy choices ignore it."""
+    priors: tuple[tuple[float, ...] | None, ...]
+    """Per head: logits of the habit that the entropy bonus pulls towards; None for uniform."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One factored action per row and what is known about its distribution. Columns are heads in storage order."""
+
+    actions_BH: Tensor
+    log_probs_BH: Tensor
+    entropies_BH: Tensor
+    """Entropy of the policy as a share of its maximum, ln(legal choices)."""
+    prior_gaps_BH: Tensor
+    """KL from the prior over legal choices, on the same scale: 1 - entropy share for a uniform prior."""
+    num_legal_BH: Tensor
+
+    @property
+    def usable_BH(self) -> Tensor:
+        """True where the head had something to choose."""
+        return self.num_legal_BH > 1
+
+
+def choose(
+    logits_fn: LogitsFn,
+    masks: HeadMasks,
+    exploration: Exploration,
+    *,
+    actions_BH: Tensor | None = None,
+    uniforms_BH: Tensor | None = None,
+) -> Choice:
+    """Evaluates the given actions; or samples by the given uniform numbers; or, without both, takes the most likely.
+
+    Args:
+        logits_fn: Scores one head given the choices so far.
+        masks: Legality of one head given the choices so far.
+        exploration: Mixture weights and priors; rollout and update of a round must use the same.
+        actions_BH: Choices to evaluate.
+        uniforms_BH: Numbers in [0, 1), one per row and head, to sample by.
+
+    Raises:
+        ValueError: A head has no legal choice. Evaluation does not look: its masks were acted on before.
+    """
+    assert actions_BH is None or uniforms_BH is None, "either evaluate or sample"
+    order = masks.sampling_order
+    greedy = actions_BH is None and uniforms_BH is None
+    chosen_BH = torch.zeros(masks.num_rows, len(order), dtype=torch.long) if actions_BH is None else actions_BH
+    heads: dict[int, _HeadChoice] = {}
+    for head in order:
+        legal_BC = masks.legal(head, chosen_BH)
+        logits_BC = logits_fn(head, chosen_BH).float()
+        epsilon = 0.0 if greedy else exploration.epsilons[head]
+        distribution = _mix(logits_BC, legal_BC, epsilon)
+        if actions_BH is None:
+            _check_not_empty(head, legal_BC)
+            uniforms_B = None if uniforms_BH is None else uniforms_BH[:, head]
+            chosen_BH[:, head] = _pick(distribution, uniforms_B)
+        heads[head] = _describe(distribution, chosen_BH[:, head], exploration.priors[head])
+    columns = [heads[head] for head in range(len(order))]
+    return Choice(
+        actions_BH=chosen_BH,
+        log_probs_BH=torch.stack([column.log_prob_B for column in columns], dim=1),
+        entropies_BH=torch.stack([column.entropy_B for column in columns], dim=1),
+        prior_gaps_BH=torch.stack([column.prior_gap_B for column in columns], dim=1),
+        num_legal_BH=torch.stack([column.num_legal_B for column in columns], dim=1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Distribution:
+    legal_BC: Tensor
+    num_legal_B: Tensor
+    log_policy_BC: Tensor
+    log_mixed_BC: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadChoice:
+    log_prob_B: Tensor
+    entropy_B: Tensor
+    prior_gap_B: Tensor
+    num_legal_B: Tensor
+
+
+def _mix(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> _Distribution:
+    """Logs of (1 - epsilon) * softmax over legal + epsilon * uniform over legal."""
+    num_legal_B = legal_BC.sum(dim=-1)
+    log_policy_BC = torch.log_softmax(logits_BC.masked_fill(~legal_BC, MASKED_LOGIT), dim=-1)
+    log_mixed_BC = log_policy_BC
+    if epsilon > 0.0:
+        log_uniform_B1 = math.log(epsilon) - torch.log(num_legal_B.float())[:, None]
+        log_mixed_BC = torch.logaddexp(log_policy_BC + math.log1p(-epsilon), log_uniform_B1)
+    return _Distribution(legal_BC, num_legal_B, log_policy_BC, log_mixed_BC)
+
+
+def _pick(distribution: _Distribution, uniforms_B: Tensor | None) -> Tensor:
+    if uniforms_B is None:
+        return distribution.log_policy_BC.argmax(dim=-1)
+    # In double precision u * total < total for every u < 1, so the first bin above it exists and is a legal one:
+    # illegal choices have width 0.
+    widths_BC = distribution.log_mixed_BC.double().exp() * distribution.legal_BC
+    edges_BC = widths_BC.cumsum(dim=-1)
+    return (edges_BC <= uniforms_B.double()[:, None] * edges_BC[:, -1:]).sum(dim=-1)
+
+
+def _describe(distribution: _Distribution, actions_B: Tensor, prior: tuple[float, ...] | None) -> _HeadChoice:
+    num_legal_B, log_policy_BC = distribution.num_legal_B, distribution.log_policy_BC
+    has_choice_B = num_legal_B > 1
+    log_prob_B = distribution.log_mixed_BC.gather(1, actions_B[:, None])[:, 0]
+    scale_B = torch.log(num_legal_B.clamp(min=2).float())
+    policy_BC = log_policy_BC.exp()
+    entropy_B = -(policy_BC * log_policy_BC).sum(dim=-1) / scale_B
+    prior_gap_B = 1.0 - entropy_B
+    if prior is not None:
+        logits_BC = torch.tensor(prior, device=policy_BC.device).expand_as(policy_BC)
+        log_prior_BC = torch.log_softmax(logits_BC.masked_fill(~distribution.legal_BC, MASKED_LOGIT), dim=-1)
+        prior_gap_B = (policy_BC * (log_policy_BC - log_prior_BC)).sum(dim=-1) / scale_B
+    zero = torch.zeros((), device=log_prob_B.device)
+    return _HeadChoice(
+        torch.where(has_choice_B, log_prob_B, zero),
+        torch.where(has_choice_B, entropy_B, zero),
+        torch.where(has_choice_B, prior_gap_B, zero),
+        num_legal_B,
+    )
+
+
+def _check_not_empty(head: int, legal_BC: Tensor) -> None:
+    empty_B = ~legal_BC.any(dim=-1)
+    if bool(empty_B.any()):  # sync: rides with the read of the sampled actions; CPU policies pay nothing
+        row = int(empty_B.nonzero()[0])
+        raise ValueError(f"head {head} of row {row} has no legal choice; masks must leave every head at least one")

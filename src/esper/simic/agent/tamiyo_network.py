@@ -1,0 +1,168 @@
+"""The policy network: one shared encoder for slots, a trunk with memory, and scores for whatever slots there are.
+
+Nothing in it depends on how many slots or blueprints a host offers, so a policy trained on one host runs on another.
+It knows no rules of legality and no meaning of features.
+"""
+
+# T steps, N envs, B = T x N rows, S slots, P blueprints, D global features, F slot features, C card features,
+# E encoding, W width, H heads
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import BLENDS, OPS
+from esper.simic.agent.policy import ForwardPass, initialize_, linear, lstm, scale_output_
+from esper.simic.agent.recurrence import unroll, zero_state
+from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, SLOT, Cards, TamiyoInputs
+from esper.simic.agent.value_head import ValueHead
+from esper.simic.control.normalization import RunningMeanStd
+
+ENCODING = 64
+EMBEDDING = 16
+POLICY_GAIN = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShape:
+    """What a network is built for. Saved beside the weights, because columns and names must mean the same later."""
+
+    global_columns: tuple[str, ...]
+    global_normalised: tuple[bool, ...]
+    slot_columns: tuple[str, ...]
+    slot_normalised: tuple[bool, ...]
+    card_columns: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    """Blueprints with an embedding of their own. Others are judged by their card alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoding:
+    trunk_BW: Tensor
+    slots_BSE: Tensor
+    cards_SPE: Tensor
+
+
+class ColumnNorm(nn.Module):
+    """Normalises the columns that carry values and leaves flags and one-hots alone."""
+
+    normalised: Tensor
+
+    def __init__(self, normalised: tuple[bool, ...]) -> None:
+        super().__init__()
+        self.stats = RunningMeanStd(len(normalised))
+        self.register_buffer("normalised", torch.tensor(normalised), persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows of any leading shape."""
+        return torch.where(self.normalised, self.stats(rows), rows)
+
+
+class TamiyoNetwork(nn.Module):
+    """Policy and state value over factored lifecycle actions."""
+
+    def __init__(self, shape: NetworkShape, *, width: int, op_prior: tuple[float, ...], generator: torch.Generator):
+        super().__init__()
+        self.obs_norm = ColumnNorm(shape.global_normalised)
+        self.slot_norm = ColumnNorm(shape.slot_normalised)
+        num_slot, num_card = len(shape.slot_columns), len(shape.card_columns)
+        self.slot_encoder = nn.Sequential(linear(num_slot, ENCODING), nn.SiLU(), linear(ENCODING, ENCODING), nn.SiLU())
+        self.obs_encoder = nn.Sequential(linear(len(shape.global_columns), ENCODING), nn.SiLU())
+        self.trunk = nn.Sequential(linear(3 * ENCODING, width), nn.LayerNorm(width), nn.SiLU())
+        self.memory = lstm(width, width)
+        self.value = ValueHead(width, ENCODING)
+        self.op_head = nn.Sequential(linear(width, ENCODING), nn.SiLU(), linear(ENCODING, len(OPS)))
+        self.op_embedding = nn.Parameter(torch.empty(len(OPS), EMBEDDING))
+        self.slot_query = nn.Sequential(linear(width + EMBEDDING, ENCODING), nn.SiLU(), linear(ENCODING, ENCODING))
+        self.slot_key = linear(ENCODING, ENCODING)
+        self.blueprint_embedding = nn.Parameter(torch.empty(len(shape.blueprints), EMBEDDING))
+        self.card_encoder = linear(num_card + EMBEDDING, ENCODING)
+        self.blueprint_context = linear(width + ENCODING, ENCODING)
+        self.blueprint_score = nn.Sequential(nn.SiLU(), linear(ENCODING, 1))
+        self.blend_head = nn.Sequential(linear(width + ENCODING, ENCODING), nn.SiLU(), linear(ENCODING, len(BLENDS)))
+        self._initialize(op_prior, generator)
+
+    @torch.no_grad()
+    def _initialize(self, op_prior: tuple[float, ...], generator: torch.Generator) -> None:
+        initialize_(self, generator)
+        for head in (self.op_head, self.slot_query, self.blueprint_score, self.blend_head):
+            output = head[-1]
+            assert isinstance(output, nn.Linear)
+            scale_output_(output, POLICY_GAIN, generator)
+            if head is self.op_head:
+                output.bias.copy_(torch.tensor(op_prior))
+        scale_output_(self.value.out, 1.0, generator)
+        for embedding in (self.op_embedding, self.blueprint_embedding):
+            nn.init.normal_(embedding, std=1.0, generator=generator)
+
+    def forward(self, inputs: TamiyoInputs) -> ForwardPass:
+        """Runs T steps of N envs."""
+        slots_TNSE = self.slot_encoder(self.slot_norm(inputs.slot_obs_TNSF))
+        pooled = [self.obs_encoder(self.obs_norm(inputs.obs_TND)), slots_TNSE.mean(dim=2), slots_TNSE.amax(dim=2)]
+        trunk_TNW = self.trunk(torch.cat(pooled, dim=-1))
+        state = inputs.state if inputs.state is not None else zero_state(self.memory, trunk_TNW.shape[1])
+        memory_TNW, state = unroll(self.memory, trunk_TNW, state, inputs.starts_TN)
+        trunk_BW = (trunk_TNW + memory_TNW).flatten(0, 1)
+        encoding = _Encoding(trunk_BW, slots_TNSE.flatten(0, 1), self._encode_cards(inputs.cards))
+        return ForwardPass(
+            logits_fn=partial(self._logits, encoding),
+            masks=inputs.masks.map(lambda mask: mask.flatten(0, 1)),
+            values_B=self.value(trunk_BW),
+            memory_TNW=memory_TNW,
+            state=state,
+        )
+
+    def head_parameters(self) -> tuple[list[nn.Parameter], ...]:
+        """The weights that serve one head alone, in storage order."""
+        by_head: dict[int, list[nn.Parameter]] = {
+            SLOT: [*self.slot_query.parameters(), *self.slot_key.parameters()],
+            BLUEPRINT: [*self.blueprint_context.parameters(), *self.blueprint_score.parameters()],
+            BLEND: [*self.blend_head.parameters()],
+            OP: [*self.op_head.parameters()],
+        }
+        return tuple(by_head[head] for head in sorted(by_head))
+
+    def _encode_cards(self, cards: Cards) -> Tensor:
+        # Id 0 is a blueprint the network was not built with: judged by its card alone.
+        unknown = torch.zeros_like(self.blueprint_embedding[:1])
+        table = torch.cat([unknown, self.blueprint_embedding])
+        embedded_PE = table[cards.blueprint_ids_P]
+        num_slots = cards.rows_SPC.shape[0]
+        rows_SPC = torch.cat([cards.rows_SPC, embedded_PE.expand(num_slots, -1, -1)], dim=-1)
+        encoded: Tensor = self.card_encoder(rows_SPC)
+        return encoded
+
+    def _logits(self, encoding: _Encoding, head: int, actions_BH: Tensor) -> Tensor:
+        if head == OP:
+            logits: Tensor = self.op_head(encoding.trunk_BW)
+            return logits
+        if head == SLOT:
+            return self._slot_logits(encoding, actions_BH)
+        if head == BLUEPRINT:
+            return self._blueprint_logits(encoding, actions_BH)
+        assert head == BLEND, f"no scorer for head {head}"
+        return self._blend_logits(encoding, actions_BH)
+
+    def _slot_logits(self, encoding: _Encoding, actions_BH: Tensor) -> Tensor:
+        op_BE = self.op_embedding[actions_BH[:, OP]]
+        query_BE = self.slot_query(torch.cat([encoding.trunk_BW, op_BE], dim=-1))
+        keys_BSE = self.slot_key(encoding.slots_BSE)
+        scores_BS1: Tensor = keys_BSE @ query_BE[:, :, None]
+        return scores_BS1[:, :, 0]
+
+    def _blueprint_logits(self, encoding: _Encoding, actions_BH: Tensor) -> Tensor:
+        slots_B = actions_BH[:, SLOT]
+        rows_B = torch.arange(len(slots_B), device=slots_B.device)
+        context = torch.cat([encoding.trunk_BW, encoding.slots_BSE[rows_B, slots_B]], dim=-1)
+        context_BE = self.blueprint_context(context)
+        scores: Tensor = self.blueprint_score(context_BE[:, None] + encoding.cards_SPE[slots_B])
+        return scores[:, :, 0]
+
+    def _blend_logits(self, encoding: _Encoding, actions_BH: Tensor) -> Tensor:
+        card_BE = encoding.cards_SPE[actions_BH[:, SLOT], actions_BH[:, BLUEPRINT]]
+        logits: Tensor = self.blend_head(torch.cat([encoding.trunk_BW, card_BE], dim=-1))
+        return logits

@@ -1,0 +1,56 @@
+"""Small agents and the rounds they live: a real simulated world, a network of width 16."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from esper.leyline import ActionOutcome, EpochReport
+from esper.scripts.sandbox_loop import LearningPolicy, network_shape, run_episodes
+from esper.scripts.sandboxes import Reward
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
+from esper.tamiyo.simulation import SimulationSpec
+from tests.fakes import seeds, world
+
+SMALL = PPOConfig(width=16)
+
+
+def growth(before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
+    return (after.val_accuracy_pct - before.val_accuracy_pct) / 10.0
+
+
+def small_agent(spec: SimulationSpec, run_seed: int = 0, **changes: object) -> PPOAgent:
+    config = replace(SMALL, **changes)  # type: ignore[arg-type]
+    return PPOAgent(network_shape(spec.layout.blueprints), config, run_seed=run_seed)
+
+
+def play_round(
+    agent: PPOAgent, spec: SimulationSpec, *, envs: int = 4, episode: int = 0, reward: Reward = growth
+) -> LearningPolicy:
+    """Lives one round; what happened is in the learner's buffer, nothing was learned yet."""
+    learner = LearningPolicy(agent, spec, reward, run_seed=agent.run_seed)
+    run_episodes(spec, learner, reward, seeds(envs, episode, agent.run_seed))
+    return learner
+
+
+def lived_buffer(agent: PPOAgent, spec: SimulationSpec, **round_: int) -> TamiyoRolloutBuffer:
+    buffer = play_round(agent, spec, **round_).buffer  # type: ignore[arg-type]
+    assert buffer is not None
+    return buffer
+
+
+def weights(agent: PPOAgent) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in agent.network.state_dict().items()}
+
+
+def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def small_world(num_slots: int = 3, **changes: object) -> SimulationSpec:
+    return world(num_slots, **changes)

@@ -1,0 +1,101 @@
+"""The network: indifferent to the order and number of slots, to unknown blueprints, and to the global generator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.scripts.sandbox_loop import AgentPolicy, run_episodes
+from esper.simic.agent.recurrence import unroll, zero_state
+from esper.simic.agent.tamiyo_inputs import BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks
+from esper.tamiyo.simulation import SimulatedBlueprint
+from tests.fakes import seeds
+from tests.simic.agent.rounds import growth, lived_buffer, play_round, small_agent, small_world
+
+
+def test_permuting_slots_permutes_slot_scores_and_leaves_op_and_value_alone() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    # Learn a little first: fresh output layers are too small to tell anything apart.
+    for episode in range(3):
+        play_round(agent, spec, episode=episode).update()
+    inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
+    order = torch.tensor([2, 0, 1])
+    plain, moved = agent.network(inputs), agent.network(_permuted(inputs, order))
+    rows = len(plain.values_B)
+    actions = torch.zeros(rows, 4, dtype=torch.long)
+    actions[:, OP] = 1
+    assert torch.allclose(moved.values_B, plain.values_B, atol=1e-5)
+    assert torch.allclose(moved.logits_fn(OP, actions), plain.logits_fn(OP, actions), atol=1e-5)
+    slots = plain.logits_fn(SLOT, actions).detach()
+    assert torch.allclose(moved.logits_fn(SLOT, actions), slots[:, order], atol=1e-5)
+    assert float((slots - slots[:, order]).abs().max()) > 1e-3
+    there = actions.clone()
+    there[:, SLOT] = 2
+    assert torch.allclose(moved.logits_fn(BLUEPRINT, actions), plain.logits_fn(BLUEPRINT, there), atol=1e-5)
+
+
+def _permuted(inputs: TamiyoInputs, order: Tensor) -> TamiyoInputs:
+    masks = TamiyoMasks(
+        op_NO=inputs.masks.op_NO,
+        slot_NOS=inputs.masks.slot_NOS[..., order],
+        blueprint_NSP=inputs.masks.blueprint_NSP[..., order, :],
+        blend_NL=inputs.masks.blend_NL,
+    )
+    cards = Cards(rows_SPC=inputs.cards.rows_SPC[order], blueprint_ids_P=inputs.cards.blueprint_ids_P)
+    return replace(inputs, slot_obs_TNSF=inputs.slot_obs_TNSF[:, :, order], masks=masks, cards=cards)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 5])
+def test_a_policy_made_for_three_slots_runs_and_learns_with_others(num_slots: int) -> None:
+    agent = small_agent(small_world(3))
+    play_round(agent, small_world(3)).update()
+    other = small_world(num_slots)
+    stranger = SimulatedBlueprint(name="stranger", gain_pp=(1.0,) * num_slots)
+    other = replace(other, blueprints=(*other.blueprints, stranger))
+    for greedy in (True, False):
+        policy = AgentPolicy(agent, other, run_seed=0, greedy=greedy)
+        assert len(run_episodes(other, policy, growth, seeds(4))) == 4
+    assert play_round(agent, other).update()["performed"]
+
+
+def test_an_agent_draws_nothing_from_the_global_generator() -> None:
+    before = torch.random.get_rng_state()
+    spec = small_world()
+    play_round(small_agent(spec), spec).update()
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_without_memory_the_past_does_not_matter() -> None:
+    spec = small_world()
+    for memory in (True, False):
+        agent = small_agent(spec, memory=memory)
+        inputs = lived_buffer(agent, spec).rollout().inputs
+        changed = replace(inputs, obs_TND=inputs.obs_TND.clone())
+        changed.obs_TND[0] += 1.0
+        first, second = (
+            agent.network(agent._remember(rows)).values_B.reshape(spec.horizon, -1) for rows in (inputs, changed)
+        )
+        assert not torch.equal(first[0], second[0])
+        assert torch.equal(first[1:], second[1:]) is not memory
+
+
+def test_memory_is_cleared_where_episodes_start_in_the_middle() -> None:
+    generator = torch.Generator().manual_seed(0)
+    lstm = nn.LSTM(3, 5, device="meta").to_empty(device="cpu")
+    for parameter in lstm.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    inputs_TND = torch.randn(9, 4, 3, generator=generator)
+    starts_TN = torch.rand(9, 4, generator=generator) < 0.3
+    state = (torch.randn(1, 4, 5, generator=generator), torch.randn(1, 4, 5, generator=generator))
+    packed_TNW, _ = unroll(lstm, inputs_TND, state, starts_TN)
+    for env in range(4):
+        memory = tuple(part[:, env : env + 1] for part in state)
+        for step in range(9):
+            if starts_TN[step, env]:
+                memory = zero_state(lstm, 1)
+            output, memory = lstm(inputs_TND[step : step + 1, env : env + 1], memory)
+            assert torch.allclose(output[0, 0], packed_TNW[step, env], atol=1e-6)

@@ -1,0 +1,97 @@
+"""The sandboxes: their oracles are the best there is, chance does not pass, and the agent learns in the fastest two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from esper.leyline import EpisodeSeed
+from esper.scripts import sandbox as command
+from esper.scripts.cli import main
+from esper.scripts.sandbox_loop import (
+    LearningPolicy,
+    ScriptPolicy,
+    episode_seeds,
+    judge,
+    network_shape,
+    oracle_play,
+    random_play,
+    run_episodes,
+    train,
+    unseen,
+)
+from esper.scripts.sandboxes import NUM_ENVS, SANDBOXES, Sandbox, grow_one
+from esper.simic.agent.ppo import PPOAgent
+
+BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
+
+
+def shortened(name: str, rounds: int) -> Sandbox:
+    sandbox = BY_NAME[name]
+    config = replace(sandbox.config, schedule_steps=rounds * NUM_ENVS * sandbox.world.horizon)
+    return replace(sandbox, rounds=rounds, config=config)
+
+
+@pytest.mark.parametrize("name", [sandbox.name for sandbox in SANDBOXES if sandbox.higher_is_better])
+def test_the_oracle_passes_and_chance_does_not(name: str) -> None:
+    sandbox, episodes = BY_NAME[name], unseen(run_seed=0)
+    optimum = sandbox.measure(oracle_play(sandbox, episodes))
+    chance = sandbox.measure(random_play(sandbox, episodes))
+    assert optimum is not None
+    assert chance is not None
+    assert sandbox.passes(optimum, optimum)
+    assert not sandbox.passes(chance, optimum)
+
+
+def test_no_other_single_seed_beats_the_oracle_beside_a_decoy() -> None:
+    sandbox = BY_NAME["decoy"]
+    names, slots = sandbox.world.layout.blueprints, sandbox.world.slot_ids
+    rules = [grow_one(name, slot, epoch) for name in names for slot in slots for epoch in range(12)]
+    seeds = [EpisodeSeed(env_id=env, episode=0, run_seed=0) for env in range(len(rules))]
+    policy = ScriptPolicy(lambda report, masks: rules[report.env_id](report, masks))
+    totals = [episode.total for episode in run_episodes(sandbox.world, policy, sandbox.reward, seeds)]
+    optimum = oracle_play(sandbox, seeds[:1]).episodes[0].total
+    assert max(totals) == optimum
+    assert sorted({round(total, 2) for total in totals})[-2] < optimum
+
+
+def test_where_nothing_helps_the_agent_learns_to_wait() -> None:
+    sandbox = shortened("inert", 15)
+    played = train(sandbox, run_seed=0)
+    assert sandbox.passes(sum(e.total for e in played.episodes) / len(played.episodes), 0.0)
+    assert all(episode.num_germinated == 0 for episode in played.episodes)
+
+
+@pytest.mark.parametrize("bootstrapped", [False, True])
+def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstrapped(bootstrapped: bool) -> None:
+    sandbox = shortened("constant", 12)
+    agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=0)
+    learner = LearningPolicy(agent, sandbox.world, sandbox.reward, run_seed=0)
+    for number in range(sandbox.rounds):
+        run_episodes(sandbox.world, learner, sandbox.reward, episode_seeds(0, number))
+        assert learner.buffer is not None
+        if bootstrapped:
+            learner.buffer.terminated_TN[-1] = False
+            learner.buffer.truncated_TN[-1] = True
+            learner.buffer.bootstraps_TN[-1] = learner.buffer.values_TN[-1]
+        learner.update()
+    error = judge(sandbox, learner).value_error
+    assert error is not None
+    assert sandbox.passes(error, None) is not bootstrapped
+
+
+def test_the_command_tells_what_was_reached_and_fails_if_that_is_too_little(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "SANDBOXES", (shortened("decoy", 1), shortened("cue_blind", 1)))
+    main(["sandbox", "--seeds", "1", "--only", "cue_blind"])
+    assert "1 of 1" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["sandbox", "--seeds", "1"])
+    assert stopped.value.code == 1
+    assert "0 of 1" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["sandbox", "--only", "decoi"])
+    assert stopped.value.code == 2
+    assert "unknown sandbox 'decoi'. Known: decoy, cue_blind" in capsys.readouterr().err

@@ -1,0 +1,221 @@
+"""The update: what it moves, what it must never move, and what it says about itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.leyline import BLENDS, HEAD_NAMES, LifecycleOp
+from esper.simic.agent.experience import price
+from esper.simic.agent.losses import compute_losses
+from esper.simic.agent.ppo import Decision, PPOAgent
+from esper.simic.agent.ppo_update import env_minibatches
+from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
+from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, one_step
+from tests.simic.agent.rounds import lived_buffer, same_bits, small_agent, small_world, weights
+
+
+@given(st.integers(1, 40), st.integers(1, 10), st.integers(0, 2**31))
+def test_minibatches_hold_every_env_exactly_once(num_envs: int, num_minibatches: int, rng_seed: int) -> None:
+    groups = list(env_minibatches(num_envs, num_minibatches, torch.Generator().manual_seed(rng_seed)))
+    assert sorted(torch.cat(groups).tolist()) == list(range(num_envs))
+    assert len(groups) == min(num_envs, num_minibatches)
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+
+
+def test_the_ratio_is_one_at_first_and_moves_after() -> None:
+    spec = small_world()
+    agent = small_agent(spec, learning_rate=1e-3)
+    rollout = lived_buffer(agent, spec, envs=8).rollout()
+    experience = price(rollout, gamma=0.99, lam=0.95)
+    log_ratio = []
+    for envs in env_minibatches(8, 4, torch.Generator().manual_seed(0)):
+        losses = compute_losses(agent.network, experience, envs, agent._settings())
+        log_ratio.append(float(losses.joint_log_ratio_B.abs().max()))
+        agent.optimizer.zero_grad()
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        agent.optimizer.step()
+    assert log_ratio[0] < 1e-5
+    assert min(log_ratio[1:]) > 1e-3
+
+
+def test_an_update_reports_a_moving_ratio_and_every_head() -> None:
+    spec = small_world()
+    agent = small_agent(spec, learning_rate=1e-3, target_kl=10.0)
+    metrics = agent.update(lived_buffer(agent, spec, envs=8))
+    assert metrics["performed"]
+    assert metrics["num_optimizer_steps"] == 16
+    assert metrics["ratio_min"] is not None
+    assert metrics["ratio_max"] is not None
+    assert metrics["ratio_min"] < 0.99 < 1.01 < metrics["ratio_max"]
+    assert metrics["env_steps"] == agent.env_steps == 8 * spec.horizon
+    assert {name: metrics["heads"][name]["grad_state"] for name in HEAD_NAMES} == dict.fromkeys(HEAD_NAMES, "ok")  # type: ignore[literal-required]
+
+
+def test_passes_stop_once_the_policy_has_moved_far_enough() -> None:
+    spec = small_world()
+    agent = small_agent(spec, learning_rate=1e-2, target_kl=1e-3)
+    metrics = agent.update(lived_buffer(agent, spec, envs=8))
+    assert metrics["kl_stopped"]
+    assert 0 < metrics["num_optimizer_steps"] < 16
+
+
+def test_a_gradient_that_is_not_finite_reaches_no_weight() -> None:
+    spec = small_world()
+    agent = small_agent(spec, target_kl=10.0)
+    buffer = lived_buffer(agent, spec, envs=8)
+    before = weights(agent)
+    buffer.obs_TND[3, 5, 0] = torch.nan
+    metrics = agent.update(buffer)
+    assert metrics["gradient_stats"]["num_nonfinite"] == agent.config.epochs
+    assert metrics["num_optimizer_steps"] == agent.config.epochs * (agent.config.minibatches - 1)
+    after = weights(agent)
+    assert all(torch.isfinite(tensor.double()).all() for tensor in after.values())
+    assert not torch.equal(before["memory.weight_ih_l0"], after["memory.weight_ih_l0"])
+    assert all(torch.isfinite(s).all() for state in agent.optimizer.state.values() for s in state.values())
+
+
+def test_a_return_that_is_not_finite_changes_nothing() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    buffer = lived_buffer(agent, spec)
+    before = weights(agent)
+    buffer.rewards_TN[2, 1] = torch.inf
+    metrics = agent.update(buffer)
+    assert metrics["skip_reason"] == "a return is not finite"
+    assert metrics["policy_loss"] is None
+    assert same_bits(before, weights(agent))
+    assert agent.env_steps == 0
+
+
+def test_invalid_rows_teach_nothing() -> None:
+    spec = small_world(rollback_epoch=5)
+    first, second = small_agent(spec), small_agent(spec)
+    buffer, other = lived_buffer(first, spec), lived_buffer(second, spec)
+    other.rewards_TN[6:] = 77.0
+    other.values_TN[6:] = -3.0
+    other.log_probs_TNH[6:] = -1.0
+    first.update(buffer)
+    second.update(other)
+    assert same_bits(weights(first), weights(second))
+
+
+def test_an_update_without_a_valid_row_says_so() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    buffer = lived_buffer(agent, spec)
+    buffer.valid_TN.zero_()
+    assert agent.update(buffer)["skip_reason"] == "no valid step"
+
+
+def test_the_buffer_takes_a_round_and_no_more() -> None:
+    spec = small_world()
+    buffer = lived_buffer(small_agent(spec), spec)
+    row = StepBatch(
+        observation=_moment(buffer),
+        actions_NH=buffer.actions_TNH[0],
+        log_probs_NH=buffer.log_probs_TNH[0],
+        usable_NH=buffer.usable_TNH[0],
+        values_N=buffer.values_TN[0],
+        rewards_N=buffer.rewards_TN[0],
+        terminated_N=buffer.terminated_TN[0],
+        truncated_N=buffer.truncated_TN[0],
+        valid_N=buffer.valid_TN[0],
+        bootstraps_N=buffer.bootstraps_TN[0],
+    )
+    with pytest.raises(IndexError, match="holds 10 steps"):
+        buffer.write(row)
+
+
+def _moment(buffer: TamiyoRolloutBuffer) -> Observation:
+    """The first row of a round: every slot is empty, so all that can be done is wait or germinate."""
+    masks = buffer.rollout().inputs.masks.map(lambda mask: mask[0])
+    return Observation(obs_ND=buffer.obs_TND[0], slot_obs_NSF=buffer.slot_obs_TNSF[0], masks=masks)
+
+
+def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, Decision]:
+    """A choice at that moment, and 1 for waiting."""
+    decision = agent.act(moment, cards, None, torch.Generator().manual_seed(episode))
+    return (decision.actions_NH[:, OP] == LifecycleOp.WAIT).float(), decision
+
+
+def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> Decision:
+    """Every env germinates, each something else: choices of which every head was a part."""
+    decision = agent.act(moment, cards, None, None)
+    num_envs, num_slots, num_blueprints = moment.masks.blueprint_NSP.shape
+    columns = [torch.arange(num_envs) % size for size in (num_slots, num_blueprints, len(BLENDS))]
+    actions_NH = torch.stack([*columns, torch.full((num_envs,), int(LifecycleOp.GERMINATE))], dim=1)
+    choice, _ = agent.evaluate(one_step(moment, cards, None), actions_NH[None])
+    return replace(decision, actions_NH=actions_NH, log_probs_NH=choice.log_probs_BH, num_legal_NH=choice.num_legal_BH)
+
+
+def _head_norms(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> list[float]:
+    """Gradient of each head's own weights if everything in the round had turned out well."""
+    experience = price(buffer.rollout(), gamma=0.99, lam=0.95)
+    experience = replace(experience, advantages_TN=torch.ones_like(experience.advantages_TN))
+    agent.optimizer.zero_grad()
+    compute_losses(agent.network, experience, torch.arange(8), agent._settings()).policy.backward()  # type: ignore[no-untyped-call]
+    grads = [[p.grad for p in own if p.grad is not None] for own in agent.network.head_parameters()]
+    return [float(torch.nn.utils.get_total_norm(own)) if own else 0.0 for own in grads]
+
+
+def _one_step_episodes(moment: Observation, cards: Cards, decision: Decision, rewards_N: Tensor) -> TamiyoRolloutBuffer:
+    buffer = TamiyoRolloutBuffer.allocate(1, moment, cards)
+    yes_N = torch.ones(len(rewards_N), dtype=torch.bool)
+    buffer.write(
+        StepBatch(
+            observation=moment,
+            actions_NH=decision.actions_NH,
+            log_probs_NH=decision.log_probs_NH,
+            usable_NH=decision.usable_NH,
+            values_N=decision.values_N,
+            rewards_N=rewards_N,
+            terminated_N=yes_N,
+            truncated_N=~yes_N,
+            valid_N=yes_N,
+            bootstraps_N=torch.zeros(len(rewards_N)),
+        )
+    )
+    return buffer
+
+
+def test_no_head_is_dead_after_a_thousand_steps_towards_waiting() -> None:
+    spec = small_world()
+    agent = small_agent(
+        spec,
+        learning_rate=1e-3,
+        epochs=20,
+        minibatches=1,
+        target_kl=1e9,
+        entropy_coef=0.0,
+        entropy_coef_final=0.0,
+        schedule_steps=10**9,
+    )
+    lived = lived_buffer(agent, spec, envs=8)
+    moment, cards, waited = _moment(lived), lived.cards, []
+    for episode in range(50):
+        rewards_N, decision = _wait_or_not(agent, moment, cards, episode)
+        waited.append(float(rewards_N.mean()))
+        assert agent.update(_one_step_episodes(moment, cards, decision, rewards_N))["num_optimizer_steps"] == 20
+    assert sum(waited[:3]) / 3 < 0.75
+    assert sum(waited[-10:]) / 10 > 0.95
+    decision = _germinate_all(agent, moment, cards)
+    norms = _head_norms(agent, _one_step_episodes(moment, cards, decision, torch.ones(8)))
+    assert all(norm > 1e-5 for norm in norms), norms
+
+
+def test_rescaling_the_value_keeps_its_predictions() -> None:
+    spec = small_world()
+    head = small_agent(spec).network.value
+    features = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    before = head.denormalize(head(features))
+    for returns in ([3.0, 5.0, 40.0], [-200.0, 7.0]):
+        head.rescale(torch.tensor(returns))
+        assert torch.allclose(head.denormalize(head(features)), before, atol=1e-4)
+    assert math.isclose(float(head.normalize(torch.tensor(float(head.returns.mean)))), 0.0, abs_tol=1e-5)
