@@ -79,7 +79,7 @@ def bench_ppo_command(
     runs = []
     with console.status("learning") as status:
         for run in _all_runs(env_steps, rival_steps, envs, seeds, status.update):
-            console.print(_line(run), highlight=False)
+            console.print(_line(run), highlight=False, soft_wrap=True)
             runs.append(run)
     console.print(_table(runs))
     if rival_steps and not _have_rivals():
