@@ -13,6 +13,7 @@ import tyro
 from esper.leyline import DataDamaged, DataNotFound, ModelFileError
 from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
+from esper.scripts.bench_ppo import bench_ppo_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
 from esper.scripts.sandbox import sandbox_command
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,
     "coalitions": bench_coalitions_command,
+    "ppo": bench_ppo_command,
 }
 
 USER_ERRORS = (ValueError, DataNotFound, DataDamaged, ModelFileError, ImportError, PermissionError, NotADirectoryError)

@@ -1,0 +1,227 @@
+"""The same learner over any Gymnasium vector env: Discrete or MultiDiscrete actions, optional action masks.
+
+Sampling, recurrence, advantages and update are the ones that train Tamiyo; only the network and the way a rollout is
+collected differ. Knows nothing of Esper's hosts. Needs the `bench` extra.
+"""
+
+# T steps, N envs, B = T x N rows, H heads
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline import derive_seed
+from esper.simic.agent.experience import Rollout, price
+from esper.simic.agent.gym_envs import MaskSource, Moment, Outcome, TensorEnvs, call_action_masks
+from esper.simic.agent.gym_network import GymInputs, GymNetwork
+from esper.simic.agent.losses import UpdateSettings
+from esper.simic.agent.ppo_update import UpdateResult, run_epochs
+from esper.simic.agent.recurrence import LSTMState, zero_state
+from esper.simic.agent.sampling import Choice, Exploration, choose
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+__all__ = ["GymConfig", "RecurrentPPO", "call_action_masks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymConfig:
+    """Hyper-parameters of PPO on a vector env. The defaults solve CartPole-v1."""
+
+    total_steps: int = 150_000
+    """Env steps to learn from; over them the learning rate falls to a tenth."""
+    steps_per_round: int = 128
+    """Steps of every env between updates."""
+    memory: bool = True
+    """Without it every step is taken as the first of its episode."""
+    width: int = 64
+    """Units of encoder, memory and value."""
+    gamma: float = 0.99
+    """Discount per step."""
+    lam: float = 0.95
+    """Decay of the advantage estimate."""
+    epochs: int = 4
+    """Passes over each round."""
+    minibatches: int = 4
+    """Parts of a pass, each of whole env sequences; never more than there are envs."""
+    clip_ratio: float = 0.2
+    """How far a probability may move per round before its gradient stops."""
+    target_kl: float = 0.03
+    """Mean KL from the rollout's policy that ends a round's passes."""
+    learning_rate: float = 1e-3
+    """Of Adam, at the start."""
+    entropy_coef: float = 0.01
+    """Weight of the pull towards uniform choices."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    max_grad_norm: float = 0.5
+    """Longest gradient over all weights."""
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "steps_per_round", "width", "epochs", "minibatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("clip_ratio", "target_kl", "learning_rate", "max_grad_norm"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("entropy_coef", "value_coef"):
+            if not getattr(self, name) >= 0.0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("gamma", "lam"):
+            if not 0.0 < getattr(self, name) <= 1.0:
+                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step of N envs: what was seen, done and got."""
+
+    moment: Moment
+    choice: Choice
+    values_N: Tensor
+    outcome: Outcome
+
+
+class RecurrentPPO:
+    """Recurrent, maskable PPO over a vector env that resets on the step after an episode's end.
+
+    Example:
+        ppo = RecurrentPPO(gymnasium.make_vec("CartPole-v1", 16, vectorization_mode="sync"), GymConfig(), run_seed=0)
+        for update in ppo.learn():
+            print(ppo.env_steps, ppo.episode_returns[-1:], update.approx_kl)
+    """
+
+    def __init__(self, envs: VectorEnv, config: GymConfig, *, run_seed: int, masks: MaskSource | None = None) -> None:
+        self.config = config
+        self.run_seed = run_seed
+        self.env_steps = 0
+        """Steps learned from so far; the schedule follows it."""
+        self.updates = 0
+        self.episode_returns: list[float] = []
+        """Of the training episodes, in the order they ended."""
+        self._envs = TensorEnvs(envs, masks)
+        self._masks = masks
+        self.network = GymNetwork(self._envs.obs_size, self._envs.sizes, config.width, self._generator("policy"))
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        num_heads = len(self._envs.sizes)
+        self._exploration = Exploration(epsilons=(0.0,) * num_heads, priors=(None,) * num_heads)
+        # Gymnasium wants seeds below 2^31.
+        self._moment = self._envs.reset(derive_seed(run_seed, None, None, None, "envs") % 2**31)
+        self._state = zero_state(self.network.memory, self._envs.num_envs)
+        self._totals_N = np.zeros(self._envs.num_envs)
+
+    def learn(self) -> Iterator[UpdateResult]:
+        """Trains until `total_steps` are done; yields after every update, so the caller may look or stop."""
+        while self.env_steps < self.config.total_steps:
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.config.learning_rate * (1.0 - 0.9 * self.env_steps / self.config.total_steps)
+            rollout = self.collect()
+            experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam)
+            self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
+            result = run_epochs(self.network, self.optimizer, experience, self._settings(), self._generator("ppo"))
+            # Only now: acting and learning of one round see the same scale.
+            self.network.obs_stats.update(rollout.inputs.obs_TND[rollout.valid_TN])
+            self.env_steps += int(rollout.valid_TN.sum())
+            self.updates += 1
+            yield result
+
+    @torch.no_grad()
+    def collect(self) -> Rollout[GymInputs]:
+        """Plays one round and leaves the envs where it ended."""
+        initial, generator = self._state, self._generator("acting")
+        steps = []
+        for _ in range(self.config.steps_per_round):
+            uniforms_NH = torch.rand(self._envs.num_envs, len(self._envs.sizes), generator=generator)
+            choice, values_N, self._state = self._decide(self._moment, self._state, uniforms_NH)
+            outcome = self._envs.step(self._moment, choice.actions_BH)
+            steps.append(_Step(self._moment, choice, values_N, outcome))
+            self._moment = outcome.moment
+            self._count_returns(outcome)
+        # The memory does not advance here: the next round acts on this moment itself.
+        _, beyond_N, _ = self._decide(self._moment, self._state, None)
+        return self._rollout(steps, initial, beyond_N)
+
+    @torch.no_grad()
+    def evaluate(self, envs: VectorEnv, *, env_seed: int) -> list[float]:
+        """Returns of one greedy episode in each of other envs."""
+        others = TensorEnvs(envs, self._masks)
+        moment, state = others.reset(env_seed), zero_state(self.network.memory, others.num_envs)
+        totals_N, playing_N = torch.zeros(others.num_envs), torch.ones(others.num_envs, dtype=torch.bool)
+        while bool(playing_N.any()):
+            choice, _, state = self._decide(moment, state, None)
+            outcome = others.step(moment, choice.actions_BH)
+            totals_N += torch.where(playing_N, outcome.rewards_N, 0.0)
+            moment = outcome.moment
+            playing_N &= ~moment.over_N
+        return [float(total) for total in totals_N]
+
+    def _decide(self, moment: Moment, state: LSTMState, uniforms_NH: Tensor | None) -> tuple[Choice, Tensor, LSTMState]:
+        """Choices by the given uniform numbers, or the most likely ones; values in units of reward; new memory."""
+        inputs = GymInputs(
+            obs_TND=moment.obs_ND[None],
+            legal_TNA=moment.legal_NA[None],
+            starts_TN=self._forget(moment.starts_N[None]),
+            state=state,
+        )
+        forward = self.network(inputs)
+        choice = choose(forward.logits_fn, forward.masks, self._exploration, uniforms_BH=uniforms_NH)
+        return choice, self.network.value.denormalize(forward.values_B), forward.state
+
+    def _rollout(self, steps: list[_Step], initial: LSTMState, beyond_N: Tensor) -> Rollout[GymInputs]:
+        values_TN = torch.stack([step.values_N for step in steps])
+        valid_TN = ~torch.stack([step.moment.over_N for step in steps])
+        terminated_TN = torch.stack([step.outcome.terminated_N for step in steps])
+        truncated_TN = torch.stack([step.outcome.truncated_N for step in steps])
+        # The round cuts the episodes that go on after it.
+        truncated_TN[-1] |= valid_TN[-1] & ~terminated_TN[-1]
+        inputs = GymInputs(
+            obs_TND=torch.stack([step.moment.obs_ND for step in steps]),
+            legal_TNA=torch.stack([step.moment.legal_NA for step in steps]),
+            starts_TN=self._forget(torch.stack([step.moment.starts_N for step in steps])),
+            state=initial,
+        )
+        return Rollout(
+            inputs=inputs,
+            actions_TNH=torch.stack([step.choice.actions_BH for step in steps]),
+            log_probs_TNH=torch.stack([step.choice.log_probs_BH for step in steps]),
+            usable_TNH=torch.stack([step.choice.usable_BH for step in steps]),
+            values_TN=values_TN,
+            rewards_TN=torch.stack([step.outcome.rewards_N for step in steps]),
+            terminated_TN=terminated_TN,
+            truncated_TN=truncated_TN,
+            valid_TN=valid_TN,
+            # An episode's last observation is the row after its last step, seen with its memory: V(s').
+            bootstraps_TN=torch.cat([values_TN[1:], beyond_N[None]]),
+        )
+
+    def _forget(self, starts: Tensor) -> Tensor:
+        return starts if self.config.memory else torch.ones_like(starts)
+
+    def _count_returns(self, outcome: Outcome) -> None:
+        over_N = outcome.moment.over_N.numpy()
+        self._totals_N += outcome.rewards_N.numpy()
+        self.episode_returns += self._totals_N[over_N].tolist()
+        self._totals_N[over_N] = 0.0
+
+    def _settings(self) -> UpdateSettings:
+        config = self.config
+        return UpdateSettings(
+            epochs=config.epochs,
+            minibatches=config.minibatches,
+            clip_ratio=config.clip_ratio,
+            target_kl=config.target_kl,
+            entropy_coef=config.entropy_coef,
+            value_coef=config.value_coef,
+            max_grad_norm=config.max_grad_norm,
+            exploration=self._exploration,
+        )
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, purpose))

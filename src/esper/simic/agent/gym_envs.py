@@ -1,0 +1,131 @@
+"""A Gymnasium vector env as the learner sees it: tensors in, tensors out, and where each episode begins and ends.
+
+The one module of the learner that imports Gymnasium. Knows nothing of networks.
+"""
+
+# N envs, D observation, A choices of all heads side by side, H heads
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+try:
+    from gymnasium import spaces
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+except ImportError as error:
+    raise ImportError(
+        "PPO over Gymnasium envs needs gymnasium, which is not installed; install it with: pip install 'esper[bench]'"
+    ) from error
+
+MaskSource = Callable[[VectorEnv], npt.NDArray[np.bool_]]
+"""Legal choices `[N, A]` of the envs as they stand, heads side by side."""
+
+
+def call_action_masks(envs: VectorEnv) -> npt.NDArray[np.bool_]:
+    """Masks of envs that each offer an `action_masks()` method."""
+    base = envs.unwrapped
+    if not isinstance(base, SyncVectorEnv | AsyncVectorEnv):
+        raise ValueError(
+            f"expected a SyncVectorEnv or AsyncVectorEnv, whose envs can be asked one by one, got {base}; "
+            "pass a function of your own as masks"
+        )
+    return np.stack([np.asarray(mask, dtype=np.bool_) for mask in base.call("action_masks")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """N envs between two steps."""
+
+    obs_ND: Tensor
+    legal_NA: Tensor
+    starts_N: Tensor
+    """The env's episode begins here."""
+    over_N: Tensor
+    """The env's episode is over: this is its last observation, and the next step only resets the env."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one step of N envs brought. All zero and False for envs that were only reset."""
+
+    rewards_N: Tensor
+    terminated_N: Tensor
+    truncated_N: Tensor
+    moment: Moment
+
+
+class TensorEnvs:
+    """Wraps a vector env that resets on the step after an episode's end, which is Gymnasium's default."""
+
+    def __init__(self, envs: VectorEnv, masks: MaskSource | None) -> None:
+        mode = envs.metadata.get("autoreset_mode")
+        if mode != AutoresetMode.NEXT_STEP:
+            raise ValueError(
+                f"expected a vector env with autoreset_mode NEXT_STEP, got {mode}; with it the last observation of "
+                "every episode is seen. Make the env without another autoreset_mode"
+            )
+        self.num_envs = int(envs.num_envs)
+        self.obs_size = _obs_size(envs.single_observation_space)
+        self.sizes, self._lowest_H = _choices(envs.single_action_space)
+        self._envs = envs
+        self._masks = masks
+
+    def reset(self, seed: int) -> Moment:
+        """Begins an episode in every env."""
+        obs, _ = self._envs.reset(seed=seed)
+        begun_N = torch.ones(self.num_envs, dtype=torch.bool)
+        return self._moment(obs, starts_N=begun_N, over_N=~begun_N)
+
+    def step(self, moment: Moment, actions_NH: Tensor) -> Outcome:
+        """Acts in every env; those whose episode is over begin a new one instead."""
+        actions = actions_NH.numpy() + self._lowest_H
+        is_single = isinstance(self._envs.single_action_space, spaces.Discrete)
+        obs, rewards, terminated, truncated, _ = self._envs.step(actions[:, 0] if is_single else actions)
+        terminated_N, truncated_N = torch.from_numpy(terminated.copy()), torch.from_numpy(truncated.copy())
+        return Outcome(
+            rewards_N=torch.tensor(rewards, dtype=torch.float32),
+            terminated_N=terminated_N,
+            truncated_N=truncated_N,
+            moment=self._moment(obs, starts_N=moment.over_N, over_N=terminated_N | truncated_N),
+        )
+
+    def _moment(self, obs: npt.NDArray[Any], *, starts_N: Tensor, over_N: Tensor) -> Moment:
+        legal_NA = torch.ones(self.num_envs, sum(self.sizes), dtype=torch.bool)
+        if self._masks is not None:
+            legal = self._masks(self._envs)
+            if legal.shape != legal_NA.shape:
+                raise ValueError(f"expected action masks of shape {tuple(legal_NA.shape)}, got {legal.shape}")
+            # After an episode nothing is chosen, so an env may have nothing legal to offer there.
+            legal_NA = torch.from_numpy(legal.copy()) | over_N[:, None]
+        return Moment(obs_ND=self._encode(obs), legal_NA=legal_NA, starts_N=starts_N, over_N=over_N)
+
+    def _encode(self, obs: npt.NDArray[Any]) -> Tensor:
+        space = self._envs.single_observation_space
+        if isinstance(space, spaces.Discrete):
+            return F.one_hot(torch.tensor(obs) - int(space.start), self.obs_size).float()
+        return torch.tensor(obs, dtype=torch.float32).flatten(1)
+
+
+def _obs_size(space: spaces.Space[Any]) -> int:
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.Box):
+        return int(np.prod(space.shape))
+    raise ValueError(f"expected Box or Discrete observations, got {space}; wrap each env in FlattenObservation")
+
+
+def _choices(space: spaces.Space[Any]) -> tuple[tuple[int, ...], npt.NDArray[np.int64]]:
+    """Choices per head, and the lowest action of each head."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),), np.array([space.start], dtype=np.int64)
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return tuple(int(size) for size in space.nvec), np.asarray(space.start, dtype=np.int64)
+    raise ValueError(f"expected Discrete or one-dimensional MultiDiscrete actions, got {space}")

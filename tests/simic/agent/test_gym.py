@@ -1,0 +1,194 @@
+"""PPO over Gymnasium envs: it learns, keeps to the masks, remembers, repeats, and knows how episodes end."""
+
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from esper.scripts.cue_recall import CueRecall
+from esper.simic.agent.experience import price
+from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
+from esper.simic.agent.gym_envs import TensorEnvs
+
+QUICK = {"steps_per_round": 32, "minibatches": 2, "width": 32, "learning_rate": 3e-3, "gamma": 0.9}
+
+
+class TwoDials(gymnasium.Env[Any, Any]):
+    """Each dial pays for its highest legal action; a random choice of each is illegal and must never come."""
+
+    observation_space = spaces.Discrete(2, start=5)
+    action_space = spaces.MultiDiscrete([3, 4], start=[10, -1])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        self._draw()
+        return 5, {}
+
+    def _draw(self) -> None:
+        self.banned = self.np_random.integers([3, 4])
+
+    def step(self, action: Any) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        dials = np.asarray(action) - [10, -1]
+        assert self.action_space.contains(np.asarray(action))
+        assert (dials != self.banned).all(), "an illegal action was taken"
+        best = [size - 1 - (ban == size - 1) for size, ban in zip((3, 4), self.banned, strict=True)]
+        self.steps += 1
+        self._draw()
+        return 6, float((dials == best).mean()), self.steps == 4, False, {}
+
+    def action_masks(self) -> Any:
+        legal = [np.arange(size) != ban for size, ban in zip((3, 4), self.banned, strict=True)]
+        # Nothing is legal after the end, as in many real envs.
+        return np.concatenate(legal) & (self.steps < 4)
+
+
+class Clock(gymnasium.Env[Any, Any]):
+    """Pays 1, 2, 3 and ends after three steps, one way or the other. The observation is the step."""
+
+    observation_space = spaces.Box(0.0, 10.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, *, truncates: bool) -> None:
+        self.truncates = truncates
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.now = 0
+        return np.array([0.0], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.now += 1
+        over = self.now == 3
+        obs = np.array([self.now], np.float32)
+        return obs, float(self.now), over and not self.truncates, over and self.truncates, {}
+
+
+def cue_recall(num_envs: int, *, show_cue: bool = True) -> SyncVectorEnv:
+    return SyncVectorEnv([partial(CueRecall, choices=4, delay=2, show_cue=show_cue)] * num_envs)
+
+
+def mean_return_on_cues(*, show_cue: bool, memory: bool) -> float:
+    config = GymConfig(total_steps=8_000, memory=memory, **QUICK)
+    ppo = RecurrentPPO(cue_recall(16, show_cue=show_cue), config, run_seed=0, masks=call_action_masks)
+    for _ in ppo.learn():
+        pass
+    return float(np.mean(ppo.evaluate(cue_recall(200, show_cue=show_cue), env_seed=1)))
+
+
+def test_a_cue_is_remembered() -> None:
+    assert mean_return_on_cues(show_cue=True, memory=True) > 0.95
+
+
+@pytest.mark.parametrize(("show_cue", "memory"), [(False, True), (True, False)])
+def test_without_cue_or_without_memory_only_the_masks_help(show_cue: bool, memory: bool) -> None:
+    # Two of four actions are legal at the end. 0.65 is more than four deviations of 200 coin flips above.
+    assert 0.35 < mean_return_on_cues(show_cue=show_cue, memory=memory) < 0.65
+
+
+def test_masked_multi_discrete_actions_are_learned_and_never_broken() -> None:
+    config = GymConfig(total_steps=4_000, **QUICK)
+    ppo = RecurrentPPO(SyncVectorEnv([TwoDials] * 8), config, run_seed=0, masks=call_action_masks)
+    for _ in ppo.learn():
+        pass
+    # The masks are not observed, yet the best rule needs only them: prefer high actions.
+    assert np.mean(ppo.episode_returns[:20]) < 3.0
+    assert np.mean(ppo.evaluate(SyncVectorEnv([TwoDials] * 20), env_seed=1)) == 4.0
+
+
+def rollout_of_clock(*, truncates: bool) -> Any:
+    config = GymConfig(total_steps=100, steps_per_round=6, width=8)
+    ppo = RecurrentPPO(SyncVectorEnv([partial(Clock, truncates=truncates)]), config, run_seed=0)
+    return ppo, ppo.collect()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_returns_of_ended_and_cut_episodes_by_hand(truncates: bool) -> None:
+    _, rollout = rollout_of_clock(truncates=truncates)
+    # Row 3 shows the last observation and only resets; rows 4 and 5 begin an episode that the round cuts.
+    assert rollout.inputs.obs_TND[:, 0, 0].tolist() == [0, 1, 2, 3, 0, 1]
+    assert rollout.inputs.starts_TN[:, 0].tolist() == [True, False, False, False, True, False]
+    assert rollout.valid_TN[:, 0].tolist() == [True, True, True, False, True, True]
+    assert rollout.rewards_TN[:, 0].tolist() == [1, 2, 3, 0, 1, 2]
+    beyond = rollout.bootstraps_TN[5, 0]
+    after = rollout.values_TN[3, 0] if truncates else torch.tensor(0.0)
+    returns = price(rollout, gamma=0.5, lam=1.0).returns_TN[:, 0]
+    expected = torch.stack(
+        [
+            1 + 0.5 * 2 + 0.25 * 3 + 0.125 * after,
+            2 + 0.5 * 3 + 0.25 * after,
+            3 + 0.5 * after,
+            torch.tensor(0.0),
+            1 + 0.5 * 2 + 0.25 * beyond,
+            2 + 0.5 * beyond,
+        ]
+    )
+    assert float(rollout.values_TN[3, 0]) != 0.0
+    torch.testing.assert_close(returns, expected)
+
+
+def test_the_value_beyond_a_round_is_the_first_of_the_next_one() -> None:
+    ppo, rollout = rollout_of_clock(truncates=True)
+    following = ppo.collect()
+    assert following.inputs.obs_TND[0, 0, 0] == 2
+    assert torch.equal(following.values_TN[0], rollout.bootstraps_TN[-1])
+
+
+def test_a_whole_round_at_once_gives_what_step_by_step_gave() -> None:
+    ppo, first = rollout_of_clock(truncates=False)
+    second = ppo.collect()
+    assert not second.inputs.starts_TN[0].any(), "it begins in mid-episode"
+    assert float(second.inputs.state[0].abs().sum()) > 0.0, "with memory"
+    for rollout in (first, second):
+        with torch.no_grad():
+            values_TN = ppo.network.value.denormalize(ppo.network(rollout.inputs).values_B).view(6, 1)
+        torch.testing.assert_close(values_TN, rollout.values_TN)
+
+
+def weights_after_training(run_seed: int) -> list[bytes]:
+    config = GymConfig(total_steps=1_500, **QUICK)
+    ppo = RecurrentPPO(cue_recall(8), config, run_seed=run_seed, masks=call_action_masks)
+    for _ in ppo.learn():
+        pass
+    return [value.numpy().tobytes() for value in ppo.network.state_dict().values()]
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    first = weights_after_training(3)
+    torch.rand(5)  # global draws of others change nothing
+    assert weights_after_training(3) == first
+    assert weights_after_training(4) != first
+
+
+def test_only_steps_of_episodes_count() -> None:
+    config = GymConfig(total_steps=12, steps_per_round=4, width=8)
+    ppo = RecurrentPPO(SyncVectorEnv([partial(Clock, truncates=True)] * 2), config, run_seed=0)
+    counts = [ppo.env_steps for _ in ppo.learn()]
+    assert counts == [6, 12]
+    assert ppo.episode_returns == [6.0] * 4
+
+
+def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
+    same_step = SyncVectorEnv([partial(Clock, truncates=True)], autoreset_mode=AutoresetMode.SAME_STEP)
+    with pytest.raises(ValueError, match="autoreset_mode NEXT_STEP"):
+        RecurrentPPO(same_step, GymConfig(), run_seed=0)
+    with pytest.raises(ValueError, match="MultiDiscrete actions, got Box"):
+        TensorEnvs(gymnasium.make_vec("Pendulum-v1", 1, vectorization_mode="sync"), None)
+    with pytest.raises(ValueError, match=r"shape \(1, 2\), got \(1, 3\)"):
+        TensorEnvs(SyncVectorEnv([partial(Clock, truncates=True)]), lambda envs: np.ones((1, 3), bool)).reset(0)
+    with pytest.raises(ValueError, match=r"gamma must be in \(0, 1\], got 1.5"):
+        GymConfig(gamma=1.5)
+
+
+def test_without_gymnasium_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['gymnasium'] = None; import esper.simic.agent.gym"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'esper[bench]'" in done.stderr
