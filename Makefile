@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,onnx,plots
+EXTRAS := dev,onnx,plots,bench
 # Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
 export OMP_NUM_THREADS := 1
 
@@ -41,6 +41,7 @@ bench: $(VENV)/.ready  ## measure speed beside plain PyTorch; figures also as JS
 	$(BIN)/esper bench engine --task digits_mlp --out runs/bench-engine-mlp.json
 	$(BIN)/esper bench engine --task digits_conv --out runs/bench-engine-cnn.json
 	$(BIN)/esper bench coalitions --out runs/bench-coalitions.json
+	$(BIN)/esper bench ppo --out runs/bench-ppo.json
 
 check: lint type imports spell  ## formatting, lint, types, import contracts, spelling
 
