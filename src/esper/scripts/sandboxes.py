@@ -278,8 +278,8 @@ _DECOY = Sandbox(
     measured="return",
     measure=mean_return,
     share=0.95,
-    config=_config(DECOY_WORLD, 80),
-    rounds=80,
+    config=_config(DECOY_WORLD, 120),
+    rounds=120,
 )
 
 SANDBOXES: tuple[Sandbox, ...] = (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.leyline import HEADS, OPS
 from esper.simic.agent.sampling import Choice, Exploration, choose
-from esper.simic.agent.tamiyo_inputs import OP
+from esper.simic.agent.tamiyo_inputs import OP, Observation, one_step
 from tests.simic.agent.rounds import lived_buffer, small_agent, small_world
 
 ALMOST_ONE = 1.0 - 2.0**-24
@@ -131,8 +131,6 @@ def test_sample_and_evaluate_agree_bit_for_bit_on_the_same_inputs() -> None:
     agent = small_agent(spec)
     rollout = lived_buffer(agent, spec, envs=8).rollout()
     memory = None
-    from esper.simic.agent.tamiyo_inputs import Observation, one_step
-
     for step in range(spec.horizon):
         masks = rollout.inputs.masks.map(lambda mask, step=step: mask[step])  # type: ignore[misc]
         seen = Observation(
