@@ -52,10 +52,10 @@ class LearnerRun:
 
 
 def bench_ppo_command(
-    env_steps: Annotated[int, tyro.conf.arg(help="Env steps that Esper's learner trains for.")] = 100_000,
+    env_steps: Annotated[int, tyro.conf.arg(help="Env steps that Esper's learner trains for.")] = 75_000,
     rival_steps: Annotated[
         int, tyro.conf.arg(help="Least env steps of each sb3-contrib learner, which ends with a whole round; 0: none.")
-    ] = 20_000,
+    ] = 4_000,
     envs: Annotated[int, tyro.conf.arg(help="Envs side by side, for every learner.")] = 16,
     seeds: Annotated[int, tyro.conf.arg(help="Run seeds of Esper's learner; rivals run once.")] = 3,
     out: Annotated[Path | None, tyro.conf.arg(help="Write the figures as JSON to this file.")] = None,
