@@ -52,10 +52,10 @@ class LearnerRun:
 
 
 def bench_ppo_command(
-    env_steps: Annotated[int, tyro.conf.arg(help="Env steps that Esper's learner trains for.")] = 100_000,
+    env_steps: Annotated[int, tyro.conf.arg(help="Env steps that Esper's learner trains for.")] = 75_000,
     rival_steps: Annotated[
         int, tyro.conf.arg(help="Least env steps of each sb3-contrib learner, which ends with a whole round; 0: none.")
-    ] = 20_000,
+    ] = 4_000,
     envs: Annotated[int, tyro.conf.arg(help="Envs side by side, for every learner.")] = 16,
     seeds: Annotated[int, tyro.conf.arg(help="Run seeds of Esper's learner; rivals run once.")] = 3,
     out: Annotated[Path | None, tyro.conf.arg(help="Write the figures as JSON to this file.")] = None,
@@ -66,11 +66,10 @@ def bench_ppo_command(
     later, under masks that leave half of them: 1.0 is perfect, 0.25 is what masks without memory reach, 0.125 is
     chance. Rivals run with their own default settings.
     """
-    for name, value, least in (("env-steps", env_steps, 1), ("rival-steps", rival_steps, 0), ("envs", envs, 1)):
-        if value < least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    least = {"env-steps": (env_steps, 1), "rival-steps": (rival_steps, 0), "envs": (envs, 1), "seeds": (seeds, 1)}
+    for name, (value, bound) in least.items():
+        if value < bound:
+            raise ValueError(f"--{name} must be at least {bound}, got {value}")
     _require_gymnasium()
     import torch
 

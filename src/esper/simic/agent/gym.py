@@ -35,7 +35,7 @@ __all__ = ["GymConfig", "RecurrentPPO", "call_action_masks"]
 class GymConfig:
     """Hyper-parameters of PPO on a vector env. The defaults solve CartPole-v1."""
 
-    total_steps: int = 150_000
+    total_steps: int = 75_000
     """Env steps to learn from; over them the learning rate falls to a tenth."""
     steps_per_round: int = 128
     """Steps of every env between updates."""
