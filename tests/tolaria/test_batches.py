@@ -157,6 +157,18 @@ def test_augmentation_is_keyed_by_epoch_and_left_out_of_validation() -> None:
     assert bits(whole.inputs) == bits(data)
 
 
+def test_augmentation_has_a_key_of_its_own_beside_the_order() -> None:
+    same = images(1)[0].expand(8, -1, -1, -1)  # equal rows: only the augmentation can differ
+
+    def drawn(run_seed: int, episode: int, epoch: int) -> bytes:
+        iterator = SharedBatchIterator(same, torch.zeros(8), batch_size=4, run_seed=run_seed, augment="crop_flip")
+        return b"".join(bits(batch.inputs) for batch in iterator.epoch(episode, epoch))
+
+    made = [drawn(*key) for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    assert len(set(made)) == 4
+    assert drawn(0, 0, 0) == made[0]
+
+
 def test_each_image_is_shifted_and_flipped_by_a_draw_of_its_own() -> None:
     data, _ = images(40)
     made = crop_flip(data, draw(5), padding=2)

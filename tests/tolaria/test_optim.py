@@ -289,6 +289,14 @@ def test_state_moves_to_another_optimizer_by_name(spec: OptimSpec) -> None:
     assert all(loaded.data_ptr() != tensor.data_ptr() for tensor in state.values())
 
 
+@both
+def test_loading_replaces_all_state(spec: OptimSpec) -> None:
+    optimizer = trained(spec)
+    assert optimizer.named_state()
+    optimizer.load_named_state({})
+    assert optimizer.named_state() == {}
+
+
 def trained(spec: OptimSpec) -> GrowingOptimizer:
     host = group("host", 3)
     optimizer = GrowingOptimizer(spec, {"host": host}, clip_norm=1.0)
