@@ -8,8 +8,9 @@ import pytest
 
 from esper.leyline import BLENDS, HEAD_NAMES, HEADS, OPS, SAMPLING_ORDER, LifecycleOp, heads_used_by
 from esper.simic.agent.config import DEFAULT_OP_PRIOR, PPOConfig
-from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, ORDER, RELEVANT_HO, SLOT, to_spec
+from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, ORDER, RELEVANT_HO, SLOT
 from esper.simic.agent.types import ActionDict, HeadEntropies, HeadLogProbs, HeadUpdates
+from esper.simic.training.action_execution import parse_sampled_action
 from tests.simic.agent.rounds import small_agent, small_world
 
 
@@ -50,7 +51,7 @@ def test_the_prior_speaks_of_every_op() -> None:
 @pytest.mark.parametrize("op", OPS)
 def test_a_choice_becomes_a_spec_with_just_what_its_op_uses(op: LifecycleOp) -> None:
     layout = small_world().layout
-    spec = to_spec(4, ActionDict(slot=2, blueprint=1, blend=3, op=int(op)), layout)
+    spec = parse_sampled_action(4, ActionDict(slot=2, blueprint=1, blend=3, op=int(op)), layout)
     given = {"slot": spec.slot, "blueprint": spec.blueprint, "blend": spec.blend}
     wanted = {"slot": layout.slot_ids[2], "blueprint": layout.blueprints[1], "blend": tuple(BLENDS)[3]}
     assert spec.op is op

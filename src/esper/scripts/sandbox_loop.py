@@ -22,10 +22,11 @@ from esper.leyline import (
 from esper.scripts.sandboxes import NUM_ENVS, Episode, Played, Reward, Sandbox
 from esper.simic.agent.ppo import Decision, PPOAgent
 from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation, to_spec
+from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
+from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo.chance import RandomController
 from esper.tamiyo.features import (
     CARD_COLUMNS,
@@ -113,7 +114,7 @@ class AgentPolicy:
         memory = None if self.decision is None else self.decision.state
         self.decision = self.agent.act(self.observation, self.cards, memory, self._generator(state))
         ids = [report.env_id for report in state.reports]
-        return [to_spec(env_id, self.decision.action(env), self.layout) for env, env_id in enumerate(ids)]
+        return [parse_sampled_action(env_id, self.decision.action(env), self.layout) for env, env_id in enumerate(ids)]
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         self.previous = before

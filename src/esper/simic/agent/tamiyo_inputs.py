@@ -16,18 +16,13 @@ import torch
 from torch import Tensor
 
 from esper.leyline import (
-    BLENDS,
     HEAD_NAMES,
     HEADS,
     OPS,
     SAMPLING_ORDER,
     ActionMasks,
-    ActionSpec,
-    HostLayout,
-    heads_used_by,
 )
 from esper.simic.agent.recurrence import LSTMState
-from esper.simic.agent.types import ActionDict
 
 SLOT, BLUEPRINT, BLEND, OP = (HEAD_NAMES.index(name) for name in ("slot", "blueprint", "blend", "op"))
 ORDER: tuple[int, ...] = tuple(HEAD_NAMES.index(name) for name in SAMPLING_ORDER)
@@ -155,17 +150,4 @@ def one_step(observation: Observation, cards: Cards, state: LSTMState | None) ->
         cards=cards,
         state=state,
         starts_TN=None,
-    )
-
-
-def to_spec(env_id: int, action: ActionDict, layout: HostLayout) -> ActionSpec:
-    """Names a choice: indices become the op, slot, blueprint and blend a worker understands."""
-    op = OPS[action["op"]]
-    used = heads_used_by(op)
-    return ActionSpec(
-        env_id=env_id,
-        op=op,
-        slot=layout.slot_ids[action["slot"]] if "slot" in used else None,
-        blueprint=layout.blueprints[action["blueprint"]] if "blueprint" in used else None,
-        blend=tuple(BLENDS)[action["blend"]] if "blend" in used else None,
     )

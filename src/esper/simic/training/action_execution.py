@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from esper.leyline import (
     heads_used_by,
     lr_factor,
 )
+from esper.simic.agent.types import ActionDict
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.observe import observe
 
@@ -52,7 +53,7 @@ class EnvPool(Protocol):
 # ---- in the parent
 
 
-def parse_sampled_action(env_id: int, action: Mapping[str, int], layout: HostLayout) -> ActionSpec:
+def parse_sampled_action(env_id: int, action: ActionDict, layout: HostLayout) -> ActionSpec:
     """Names a sampled choice: one index per head becomes op, slot, blueprint and blend. Unused heads are dropped.
 
     Raises:
