@@ -265,8 +265,8 @@ _CUE = Sandbox(
     measured="return",
     measure=mean_return,
     share=0.95,
-    config=_config(CUE_WORLD, 120),
-    rounds=120,
+    config=_config(CUE_WORLD, 170),
+    rounds=170,
 )
 
 _DECOY = Sandbox(
