@@ -222,14 +222,24 @@ class BatchSummary:
 
     round_idx: int
     num_episodes_total: int
+    num_env_steps_total: int
     accuracy_mean_pct: float
     accuracy_best_pct: float
     accuracy_worst_pct: float
+    rolling_accuracy_pct: float
+    """Mean of `accuracy_mean_pct` over the last ten rounds."""
     committed_accuracy_pct: float | None
     params_ratio_mean: float
+    """All parameters over the host's own."""
     return_mean: float
     return_std: float
+    """Of the raw rewards, over envs."""
     num_rollbacks: int
     num_ops: Mapping[str, int]
+    """How often each op was carried out, by its name."""
+    update_performed: bool
+    """False where the policy did not learn: a fixed controller, or a skipped update."""
     ppo: Mapping[str, float]
+    """Measured figures of the update; unmeasured ones are absent."""
     phases_ms: Mapping[str, float]
+    duration_s: float

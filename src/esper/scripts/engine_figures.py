@@ -293,9 +293,17 @@ def _throughput(pool: EnginePool, envs: int, steps: int) -> dict[str, float]:
 
 
 def scale(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, Any]:
-    """How much faster all workers are than one."""
-    used, counts = _in_turns((spec, 1), (spec, workers), envs, steps)
-    return {"workers": workers, "speed_up": _spread([a.wall_s / b.wall_s for a, b in used]), **counts}
+    """How much faster all workers are than one, beside plain loops in the same processes, and where the rest goes."""
+    used, plain, counts = _in_turns((spec, 1), (spec, workers), envs, steps)
+    return {
+        "workers": workers,
+        "speed_up": _spread([a.wall_s / b.wall_s for a, b in used]),
+        "plain_speed_up": _spread([a.wall_s / b.wall_s for a, b in plain]),
+        "cpu_all_over_one": _spread([b.cpu_s / a.cpu_s for a, b in used]),
+        "plain_cpu_all_over_one": _spread([b.cpu_s / a.cpu_s for a, b in plain]),
+        "waiting_share": _spread([1.0 - b.busiest_s / b.wall_s for _, b in used]),
+        **counts,
+    }
 
 
 def slot_cost(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, Any]:
@@ -306,31 +314,35 @@ def slot_cost(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str
         task=override(task, slots=task.slots[:1]),
         layout=replace(layout, slots=layout.slots[:1], cards=layout.cards[:1]),
     )
-    used, counts = _in_turns((narrow, workers), (spec, workers), envs, steps)
+    used, _, counts = _in_turns((narrow, workers), (spec, workers), envs, steps)
     ratio = _spread([b.cpu_s / a.cpu_s for a, b in used])
     return {"slots": len(layout.slots), "step_over_one_slot_cpu": ratio, **counts}
 
 
 def _in_turns(
     left: tuple[WorkerSpec, int], right: tuple[WorkerSpec, int], envs: int, steps: int
-) -> tuple[list[tuple[Phase, Phase]], dict[str, Any]]:
-    """The same waiting step by two pools, each given as spec and number of workers, in turns."""
+) -> tuple[list[tuple[Phase, Phase]], list[tuple[Phase, Phase]], dict[str, Any]]:
+    """The same waiting step, and the same plain epoch, by two pools (spec and number of workers), in turns."""
     with (
         EnginePool(build_bench_worker, left[0], kind="process", workers=left[1]) as one,
         EnginePool(build_bench_worker, right[0], kind="process", workers=right[1]) as other,
     ):
-        controller = WaitOnly()
-        states = [observe_reset(pool, episode_seeds(0, 1, envs)) for pool in (one, other)]
-        meters = [Meter(one), Meter(other)]
-        pairs = []
+        pools, controller = (one, other), WaitOnly()
+        states = [observe_reset(pool, episode_seeds(0, 1, envs)) for pool in pools]
+        meters = [Meter(pool) for pool in pools]
+        pairs, plain_pairs = [], []
         for step in range(steps + WARM_UP):
-            phases = []
-            for index, pool in enumerate((one, other)):
+            phases, plain = [], []
+            for index, pool in enumerate(pools):
                 states[index], phase = meters[index].measure(_play, pool, controller, states[index])
                 phases.append(phase)
+            for index, pool in enumerate(pools):
+                plain.append(meters[index].measure(pool.ask_all, "plain_epoch", step)[1])
             if step >= WARM_UP:
                 pairs.append((phases[0], phases[1]))
-    return _undisturbed(pairs)
+                plain_pairs.append((plain[0], plain[1]))
+    used, counts = _undisturbed(pairs)
+    return used, _undisturbed(plain_pairs)[0], counts
 
 
 def _memory(pool: EnginePool, envs: int, empty: Sequence[int | None]) -> dict[str, Any]:
@@ -381,7 +393,11 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
     slots = figures["slot_cost"]
     _add(table, f"{slots['slots']} empty slots / 1, CPU per step", slots["step_over_one_slot_cpu"])
     if figures["scaling"] is not None:
-        _add(table, f"{figures['workers']} workers / 1 worker", figures["scaling"]["speed_up"])
+        scaling, title = figures["scaling"], f"{figures['workers']} workers / 1 worker"
+        _add(table, title, scaling["speed_up"])
+        _add(table, "    plain loops in the same processes", scaling["plain_speed_up"])
+        _add(table, "    CPU time of the same work", scaling["cpu_all_over_one"])
+        _add(table, "    share of a step outside the slowest worker", scaling["waiting_share"])
     console.print(table)
     for part in (both, figures["scaling"] or {"steps_disturbed": 0}):
         if part["steps_disturbed"]:

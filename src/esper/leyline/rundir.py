@@ -1,0 +1,20 @@
+"""The files of a run directory, by name. Who writes and who reads them is nobody's business here."""
+
+from __future__ import annotations
+
+CONFIG_FILE = "config.json"
+"""The resolved configuration, complete."""
+MANIFEST_FILE = "manifest.json"
+"""Run id, group, attempts and log segments; inside a checkpoint: its files and their hashes."""
+EVENTS_FILE = "events.jsonl"
+"""The active segment of the event log."""
+SEGMENTS_DIR = "segments"
+STATUS_FILE = "status.json"
+"""The heartbeat. A convenience, never evidence."""
+LOCK_FILE = "run.lock"
+CHECKPOINTS_DIR = "checkpoints"
+METRICS_DIR = "metrics"
+"""TensorBoard files."""
+SCRATCH_DIR = "scratch"
+"""The mapped dataset; disposable."""
+REPORT_FILE = "report.html"
