@@ -27,7 +27,17 @@ from esper.leyline.coalitions import (
     solo,
     total_gain,
 )
-from esper.leyline.errors import DataDamaged, DataNotFound, GerminationError, IllegalOperation, ModelFileError
+from esper.leyline.errors import (
+    CheckpointError,
+    DataDamaged,
+    DataNotFound,
+    ExitCode,
+    GerminationError,
+    IllegalOperation,
+    ModelFileError,
+    RunBusy,
+    StorageError,
+)
 from esper.leyline.gates import (
     DEFAULT_LIFECYCLE,
     Check,
@@ -103,6 +113,7 @@ __all__ = [
     "BlueprintCard",
     "Cause",
     "Check",
+    "CheckpointError",
     "CoalitionTable",
     "DataDamaged",
     "DataNotFound",
@@ -110,6 +121,7 @@ __all__ = [
     "EpisodeSeed",
     "EpochReport",
     "EventSink",
+    "ExitCode",
     "Gate",
     "GateResult",
     "GerminationError",
@@ -126,6 +138,7 @@ __all__ = [
     "PolicyProtocol",
     "RewardProtocol",
     "RollbackReason",
+    "RunBusy",
     "SeedEnded",
     "SeedEvidence",
     "SeedGerminated",
@@ -137,6 +150,7 @@ __all__ = [
     "SlotSpec",
     "SlotTransition",
     "StepResult",
+    "StorageError",
     "TelemetryEvent",
     "TelemetryEventType",
     "TrainingSignals",
