@@ -19,7 +19,7 @@ from esper.leyline import CheckpointError, ModelFileError
 from esper.leyline.rundir import MANIFEST_FILE
 from esper.simic.training.checkpoint import (
     LoadedCheckpoint,
-    checkpoint_indices,
+    checkpoint_folders,
     load_checkpoint,
     newest_valid,
     save_checkpoint,
@@ -42,7 +42,8 @@ def test_what_went_in_comes_out(tmp_path: Path) -> None:
     assert rejected == ()
     assert loaded == LoadedCheckpoint(path=saved.path, kind="round", index=104, facts=facts(104), files=contents(104))
     assert names(run) == ["ckpt-00000003", "ckpt-00000012", "ckpt-00000104"]
-    assert checkpoint_indices(run) == (3, 12, 104)
+    assert list(checkpoint_folders(run)) == [3, 12, 104]
+    assert checkpoint_folders(run)[104] == saved.path
     assert saved.size_bytes == sum(file.stat().st_size for file in saved.path.rglob("*") if file.is_file())
     assert saved.manifest_sha256 == json.loads((saved.path / MANIFEST_FILE).read_bytes())["sha256"]
     assert saved.save_ms > 0

@@ -173,10 +173,10 @@ def _set_aside(target: Path) -> None:
 def _withdraw(placed: Path) -> None:
     # The error that led here is the one to tell. A temporary folder is cleared away at the next start.
     with suppress(OSError):
-        _remove_checkpoint(placed)
+        remove_checkpoint(placed)
 
 
-def _remove_checkpoint(path: Path) -> None:
+def remove_checkpoint(path: Path) -> None:
     """Removes the manifest first: without it the rest is no checkpoint, whatever happens next."""
     (path / MANIFEST_FILE).unlink(missing_ok=True)
     storage.remove(path)
@@ -212,10 +212,10 @@ def newest_valid(
     raise CheckpointError(f"{run.path}: none of {len(rejections)} checkpoints is valid ({reasons})")
 
 
-def checkpoint_indices(run: RunDir) -> tuple[int, ...]:
-    """Checkpoints that were committed, oldest first. Whether they are still whole is not checked."""
-    names = [match for entry in os.scandir(run.checkpoints) if (match := _NAME.fullmatch(entry.name))]
-    return tuple(sorted(int(match[1]) for match in names if (run.checkpoints / match[0] / MANIFEST_FILE).is_file()))
+def checkpoint_folders(run: RunDir) -> dict[int, Path]:
+    """The folders named like checkpoints, by index, oldest first. Whether they are valid is not checked."""
+    matches = (_NAME.fullmatch(entry.name) for entry in os.scandir(run.checkpoints) if entry.is_dir())
+    return dict(sorted((int(match[1]), run.checkpoints / match[0]) for match in matches if match))
 
 
 def _candidates(run: RunDir) -> list[str]:
@@ -251,7 +251,7 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
         for reason in (refusal(file) for file in found.values()):
             if reason is not None:
                 raise CheckpointError(reason)
-        manifest = _read_manifest(path)
+        manifest = read_manifest(path)
         _compare_names(manifest, found)
         files = {file: _read_proved(found[file], entry) for file, entry in manifest.files.items()}
     except OSError as error:
@@ -272,7 +272,13 @@ def _listing(folder: Path) -> dict[str, Path]:
     return found
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """Reads a checkpoint's manifest; the files it speaks of are not looked at.
+
+    Raises:
+        CheckpointError: It is missing, damaged, of another format or of another checkpoint.
+        OSError: It cannot be read.
+    """
     file = path / MANIFEST_FILE
     if not file.is_file():
         raise CheckpointError(f"{MANIFEST_FILE} is missing: never completed, or about to be removed")
