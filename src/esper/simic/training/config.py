@@ -23,7 +23,6 @@ from esper.simic.training.runner import calculate_entropy_anneal_steps
 LEARNED = "ppo"
 WORKER_KINDS: tuple[str, ...] = ("auto", "inline", "process")
 LEVELS: tuple[str, ...] = ("off", "minimal", "normal", "debug")
-DEFAULT_WEIGHTS = RewardWeights()
 MAX_JSON_BYTES = 1 << 20
 FREE_ON_RESUME: tuple[str, ...] = ("rounds", "workers", "worker_kind", "level", "keep_checkpoints", "checkpoint_s")
 """Fields that may change when a run goes on: none of them changes what is learned in a round."""
@@ -56,7 +55,7 @@ _FRACTION = Range(text="in (0, 1]", low=0.0, high=1.0, low_open=True)
 _BELOW_ONE = Range(text="in [0, 0.5]", low=0.0, high=0.5, low_open=False)
 
 RANGES: Mapping[str, Range] = {
-    "seed": _NOT_NEGATIVE,
+    "seed": Range(text="in 0..9999 (later ones tune and evaluate)", low=0, high=9_999, low_open=False),
     "rounds": _COUNT,
     "envs": _COUNT,
     "episode_length": _COUNT,
@@ -108,7 +107,9 @@ class TrainingConfig:
     reward_mode: str = _option("reward", "what the controller is paid for; docs/rewards.md explains them", DEFAULT_MODE)
     gamma: float | None = _option("reward", "discount of rewards and values; default: by episode length", None)
     calibration_runs: int = _option("reward", "hosts per kind that set the scale of scores; 0: from chance to 100", 6)
-    reward_weights: RewardWeights = _option("reward", "prices in units of score", DEFAULT_WEIGHTS)
+    reward_weights: RewardWeights = field(
+        default_factory=RewardWeights, metadata={"group": "reward", "help": "prices in units of score"}
+    )
 
     lr: float = _option("policy", "Adam's step size at the start", 3e-4)
     lr_final_share: float = _option("policy", "share of it left at the end", 0.1)

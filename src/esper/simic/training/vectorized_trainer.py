@@ -96,9 +96,10 @@ class Silent:
 class StopRequest(Protocol):
     """Tells whether somebody wants the run to end."""
 
-    @property
-    def after_round(self) -> bool:
-        """True as soon as the run is to end at the next boundary."""
+    stop_after_round: bool
+    """True as soon as the run is to end at the next boundary."""
+    round_s: float | None
+    """Told how long a round takes, for whoever is asked to wait for one."""
 
     def watch(self, cancel: Callable[[], None]) -> None:
         """Takes what makes a running step stop at once."""
@@ -107,7 +108,8 @@ class StopRequest(Protocol):
 class NeverStop:
     """Nobody stops this run."""
 
-    after_round = False
+    stop_after_round = False
+    round_s: float | None = None
 
     def watch(self, cancel: Callable[[], None]) -> None:
         """Nothing will be cancelled."""
@@ -159,7 +161,7 @@ class VectorizedPPOTrainer:
         """
         while self.next_round < self.config.rounds:
             self.run_round()
-            ends = self.stop.after_round or self.next_round == self.config.rounds
+            ends = self.stop.stop_after_round or self.next_round == self.config.rounds
             self.recorder.checkpoint(self, last=ends)
             if ends:
                 break
@@ -180,6 +182,7 @@ class VectorizedPPOTrainer:
         summary = self._summarize(final, episodes, metrics, phases)
         self.history.append(summary)
         self.next_round = round_idx + 1
+        self.stop.round_s = summary.duration_s
         self.recorder.round_ends(summary, metrics, episodes)
         self.rollbacks.note_round(summary.num_rollbacks, len(episodes))
         return summary
