@@ -18,10 +18,12 @@ from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
 from esper.scripts.sandbox import sandbox_command
 from esper.scripts.tasks import tasks_command
+from esper.scripts.train import train_command
 
 # Commands import torch when they run, not before, so that help and errors come at once.
 COMMANDS: dict[str, Callable[..., None]] = {
     "grow": grow_command,
+    "train": train_command,
     "evaluate": evaluate_command,
     "tasks": tasks_command,
     "sandbox": sandbox_command,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,7 +22,7 @@ from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.run_state import RunState
 from esper.simic.training.vectorized_trainer import NeverStop, Recorder, Silent, StopRequest, VectorizedPPOTrainer
-from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.controllers import CONTROLLERS, ControllerEntry, make_controller
 from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.situation import Setting
 from esper.tolaria.pool import EnginePool
@@ -104,6 +105,21 @@ def training_task(config: TrainingConfig) -> TaskSpec:
     if config.param_budget is not None:
         task = override(task, param_budget=config.param_budget)
     return task
+
+
+def check_controller(name: str) -> None:
+    """Refuses a controller that cannot run by its name alone.
+
+    Raises:
+        ValueError: It is unknown, or needs parameters of its own.
+    """
+    able = [entry.name for entry in CONTROLLERS.values() if _runs_by_name(entry)]
+    if name not in (LEARNED, *able):
+        raise ValueError(f"unknown controller {name!r}. Known: {', '.join((LEARNED, *able))}")
+
+
+def _runs_by_name(entry: ControllerEntry) -> bool:
+    return all(part.default is not MISSING or part.default_factory is not MISSING for part in fields(entry.params))
 
 
 def worker_plan(config: TrainingConfig) -> tuple[str, int]:

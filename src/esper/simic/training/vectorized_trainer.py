@@ -96,7 +96,7 @@ class Silent:
 class StopRequest(Protocol):
     """Tells whether somebody wants the run to end."""
 
-    stop_after_round: bool
+    after_round: bool
     """True as soon as the run is to end at the next boundary."""
     round_s: float | None
     """Told how long a round takes, for whoever is asked to wait for one."""
@@ -108,7 +108,7 @@ class StopRequest(Protocol):
 class NeverStop:
     """Nobody stops this run."""
 
-    stop_after_round = False
+    after_round = False
     round_s: float | None = None
 
     def watch(self, cancel: Callable[[], None]) -> None:
@@ -161,7 +161,7 @@ class VectorizedPPOTrainer:
         """
         while self.next_round < self.config.rounds:
             self.run_round()
-            ends = self.stop.stop_after_round or self.next_round == self.config.rounds
+            ends = self.stop.after_round or self.next_round == self.config.rounds
             self.recorder.checkpoint(self, last=ends)
             if ends:
                 break

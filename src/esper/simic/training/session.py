@@ -1,0 +1,185 @@
+"""One sitting of a training run: its directory, its lock, its log, its checkpoints, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from esper.leyline import BatchSummary, ExitCode, RunEnded, Severity, TelemetryEventType, make_event
+from esper.leyline.rundir import CONFIG_FILE
+from esper.nissa import Hub, NullHub, TelemetryHub
+from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
+from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
+from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
+from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
+from esper.simic.training.recorder import Display, RunRecorder
+from esper.simic.training.run_dir import RunDir, create_run, open_run
+from esper.simic.training.run_state import RunState
+from esper.simic.training.stop_signals import StopSignals
+from esper.simic.training.vectorized import CALIBRATIONS_DIR, open_trainer
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.tolaria.messages import StepCancelled
+
+CLOSE_TIMEOUT_S = 5.0
+TRACEBACK_CHARACTERS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a sitting begins: a new run, or a checkpoint of an old one."""
+
+    run: RunDir
+    config: TrainingConfig
+    saved: RunState | None = None
+    checkpoint: LoadedCheckpoint | None = None
+    rejected: tuple[Rejection, ...] = ()
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that lie behind."""
+        return 0 if self.checkpoint is None else self.checkpoint.index
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the first event of this sitting."""
+        return 0 if self.checkpoint is None else self.checkpoint.facts.next_seq
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """How this machine and build differ from those of the checkpoint."""
+        return () if self.checkpoint is None else identity_differences(self.checkpoint.facts.identity, identity())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How a sitting ended."""
+
+    history: tuple[BatchSummary, ...]
+    exit_code: ExitCode
+
+
+def start_new(config: TrainingConfig, runs_dir: Path, run_id: str | None = None) -> Start:
+    """Makes the directory of a new run.
+
+    Raises:
+        ValueError: The name is not allowed or taken.
+        StorageError: The directory cannot be written to.
+    """
+    run = create_run(runs_dir, run_id)
+    (run.path / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    return Start(run=run, config=config)
+
+
+def start_again(path: Path, changes: Mapping[str, Any]) -> Start:
+    """Finds the newest valid checkpoint of a run.
+
+    Args:
+        path: The run directory.
+        changes: Fields that are to differ from the run's own configuration.
+
+    Raises:
+        ValueError: There is no such run, or a change would make it another run.
+        CheckpointError: No checkpoint is valid.
+    """
+    run = open_run(path)
+    checkpoint, saved, rejected = find_checkpoint(run)
+    config = with_overrides(saved.config, changes)
+    if changed := resume_differences(saved.config, config):
+        free = ", ".join(f"--{name.replace('_', '-')}" for name in FREE_ON_RESUME)
+        raise ValueError(
+            f"cannot change on resume: {'; '.join(changed)}. Only {free} may differ; start a new run for the rest"
+        )
+    if config.rounds < checkpoint.index:
+        raise ValueError(f"{run.run_id} has done {checkpoint.index} rounds already, got --rounds {config.rounds}")
+    return Start(run=run, config=config, saved=saved, checkpoint=checkpoint, rejected=rejected)
+
+
+def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: Path | None = None) -> Finish:
+    """Trains until the last round, a stop or an error, and leaves the run in a state that can be resumed.
+
+    Raises:
+        RunBusy: Another process works on this run.
+        Exception: Whatever went wrong, after the log has its end marker.
+    """
+    with start.run.lock():
+        for difference in start.differences:
+            sys.stderr.write(f"esper: {difference}: {NOT_PROMISED}\n")
+        hub = _open_hub(start)
+        try:
+            trainer = _train(start, stop, display, hub, data_dir)
+        finally:
+            report = hub.close(CLOSE_TIMEOUT_S)
+        code = ExitCode.DONE if stop.exit_code is None else stop.exit_code
+        if code is ExitCode.DONE and not report.complete:
+            code = ExitCode.LOG_INCOMPLETE
+        return Finish(history=tuple(trainer.history), exit_code=code)
+
+
+def _open_hub(start: Start) -> Hub:
+    if start.config.level == "off":
+        return NullHub()
+    return TelemetryHub.open(start.run.path, run_id=start.run.run_id, first_seq=start.next_seq)
+
+
+def _train(start: Start, stop: StopSignals, display: Display, hub: Hub, data_dir: Path | None) -> VectorizedPPOTrainer:
+    """The sitting between the opening of the log and its closing; the end marker is its last event."""
+    keeper = CheckpointKeeper(
+        start.run,
+        hub,
+        attempt=hub.attempt,
+        resumed_from=None if start.checkpoint is None else start.checkpoint.index,
+        config=start.config,
+    )
+    recorder = RunRecorder(
+        hub, keeper, display, resumed_from=start.checkpoint, rejected=start.rejected, differences=start.differences
+    )
+    cache, started = start.run.path.parent / CALIBRATIONS_DIR, time.monotonic()
+    trainer: VectorizedPPOTrainer | None = None
+    status: Literal["completed", "failed", "interrupted"] = "failed"
+    problem: BaseException | None = None
+    try:
+        with open_trainer(start.config, recorder, stop, data_dir=data_dir, cache=cache, saved=start.saved) as trainer:
+            try:
+                trainer.run()
+            except StepCancelled:
+                # Nothing the policy owns has changed since the last boundary, so that is what is saved.
+                recorder.checkpoint(trainer, last=True)
+        status = "completed" if trainer.next_round == start.config.rounds else "interrupted"
+        return trainer
+    except BaseException as error:
+        problem = error
+        raise
+    finally:
+        _end(hub, status, problem, trainer, time.monotonic() - started)
+
+
+def _end(
+    hub: Hub,
+    status: Literal["completed", "failed", "interrupted"],
+    problem: BaseException | None,
+    trainer: VectorizedPPOTrainer | None,
+    wall_s: float,
+) -> None:
+    history = [] if trainer is None else trainer.history
+    tail = None
+    if problem is not None:
+        tail = "".join(traceback.format_exception(problem))[-TRACEBACK_CHARACTERS:]
+    payload = RunEnded(
+        status=status,
+        error_type=None if problem is None else type(problem).__name__,
+        error_message=None if problem is None else str(problem),
+        traceback_tail=tail,
+        num_rounds_total=len(history),
+        num_env_steps_total=0 if trainer is None else trainer.num_env_steps,
+        best_accuracy_pct=max((row.accuracy_best_pct for row in history), default=None),
+        final_accuracy_pct=history[-1].accuracy_mean_pct if history else None,
+        wall_s=wall_s,
+        num_dropped_total=sum(hub.health().num_dropped.values()),
+    )
+    severity = Severity.ERROR if status == "failed" else Severity.INFO
+    hub.emit(make_event(TelemetryEventType.RUN_ENDED, payload, severity))
