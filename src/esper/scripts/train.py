@@ -112,7 +112,7 @@ def _run(start: Start, data_dir: Path | None) -> None:
     ):
         finish = run_session(start, stop, display, data_dir=data_dir)
     if finish.history:
-        console.print(outcome_table(finish.history))
+        console.print(outcome_table(finish.history, config.envs))
     if len(finish.history) < config.rounds:
         console.print(f"Stopped. Go on with: esper train --resume {start.run.path}", soft_wrap=True)
     else:

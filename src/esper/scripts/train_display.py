@@ -73,21 +73,21 @@ class TrainingDisplay:
             )
 
 
-def outcome_table(history: Sequence[BatchSummary]) -> Table:
-    """First, best and last rounds of a run side by side."""
-    table = Table(title="What was learned (validation, exploring)", title_justify="left")
-    for name in ("rounds", "committed accuracy", "return", "params", "planted", "kept", "removed"):
+def outcome_table(history: Sequence[BatchSummary], envs: int) -> Table:
+    """The first and the last rounds of a run side by side; seeds are counted per episode."""
+    table = Table(title="First and last rounds (validation, exploring)", title_justify="left")
+    for name in ("rounds", "accuracy", "return", "params", "planted", "kept", "removed"):
         table.add_column(name, justify="left" if name == "rounds" else "right")
     tenth = max(1, len(history) // 10)
     for label, part in ((f"first {tenth}", history[:tenth]), (f"last {tenth}", history[-tenth:])):
         committed = [row.committed_accuracy_pct for row in part if row.committed_accuracy_pct is not None]
-        episodes = sum(sum(row.num_ops.values()) for row in part)
+        episodes = len(part) * envs
         counts = [sum(row.num_ops[op] for row in part) for op in ("GERMINATE", "FOSSILIZE", "PRUNE")]
         table.add_row(
             label,
             f"{sum(committed) / len(committed):.1f} %" if committed else "not measured",
             f"{sum(row.return_mean for row in part) / len(part):+.3f}",
             f"{sum(row.params_ratio_mean for row in part) / len(part):.2f}x",
-            *(f"{100 * count / max(1, episodes):.1f} % of steps" for count in counts),
+            *(f"{count / episodes:.1f}" for count in counts),
         )
     return table

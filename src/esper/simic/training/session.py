@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from esper.leyline import BatchSummary, ExitCode, RunEnded, Severity, TelemetryEventType, make_event
 from esper.leyline.rundir import CONFIG_FILE
-from esper.nissa import Hub, NullHub, TelemetryHub
+from esper.nissa import Hub, NullHub, TelemetryHub, begin_attempt
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
@@ -109,9 +109,9 @@ def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: 
     with start.run.lock():
         for difference in start.differences:
             sys.stderr.write(f"esper: {difference}: {NOT_PROMISED}\n")
-        hub = _open_hub(start)
+        attempt, hub = _open_hub(start)
         try:
-            trainer = _train(start, stop, display, hub, data_dir)
+            trainer = _train(start, stop, display, attempt, hub, data_dir)
         finally:
             report = hub.close(CLOSE_TIMEOUT_S)
         code = ExitCode.DONE if stop.exit_code is None else stop.exit_code
@@ -120,18 +120,23 @@ def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: 
         return Finish(history=tuple(trainer.history), exit_code=code)
 
 
-def _open_hub(start: Start) -> Hub:
+def _open_hub(start: Start) -> tuple[int, Hub]:
+    """The number of this sitting, and its log."""
     if start.config.level == "off":
-        return NullHub()
-    return TelemetryHub.open(start.run.path, run_id=start.run.run_id, first_seq=start.next_seq)
+        return 0 if start.checkpoint is None else start.checkpoint.facts.attempt + 1, NullHub()
+    path, run_id = start.run.path, start.run.run_id
+    attempt = begin_attempt(path, run_id=run_id, first_seq=start.next_seq).attempts[-1].attempt
+    return attempt, TelemetryHub(path, run_id=run_id, attempt=attempt, first_seq=start.next_seq)
 
 
-def _train(start: Start, stop: StopSignals, display: Display, hub: Hub, data_dir: Path | None) -> VectorizedPPOTrainer:
+def _train(
+    start: Start, stop: StopSignals, display: Display, attempt: int, hub: Hub, data_dir: Path | None
+) -> VectorizedPPOTrainer:
     """The sitting between the opening of the log and its closing; the end marker is its last event."""
     keeper = CheckpointKeeper(
         start.run,
         hub,
-        attempt=hub.attempt,
+        attempt=attempt,
         resumed_from=None if start.checkpoint is None else start.checkpoint.index,
         config=start.config,
     )

@@ -9,9 +9,7 @@ from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
 
-RUN = replace(
-    TINY, task="digits_blind", reward_mode="escrow", rounds=1, envs=4, episode_length=16
-)
+RUN = replace(TINY, task="digits_blind", reward_mode="escrow", rounds=1, envs=4, episode_length=16)
 
 
 @pytest.fixture(scope="module")
