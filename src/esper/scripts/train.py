@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -70,6 +71,9 @@ def train_command(
     from esper.simic.training.session import start_again, start_new
 
     changes = given(run, machine, reward, policy, records)
+    if dual_ab is not None:
+        _compare([_side(word, controller, preset, config_json, changes) for word in dual_ab], telemetry_dir, data_dir)
+        return
     if resume is not None:
         start = start_again(resume, changes)
     else:
@@ -91,7 +95,7 @@ def _check_before_writing(config: TrainingConfig, data_dir: Path | None) -> None
 
 
 def _run(start: Start, data_dir: Path | None) -> None:
-    from esper.scripts.train_display import TrainingDisplay, outcome_table
+    from esper.scripts.train_display import TrainingDisplay, outcome_table, progress_bars
     from esper.simic.training.session import run_session
     from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
@@ -104,12 +108,10 @@ def _run(start: Start, data_dir: Path | None) -> None:
         f"run {start.run.path}" + (f", resumed after round {start.rounds_done}" if start.checkpoint else ""),
         soft_wrap=True,
     )
-    with (
-        StopSignals() as stop,
-        TrainingDisplay(
-            console, label=config.controller, rounds=config.rounds, horizon=task.horizon, done=start.rounds_done
-        ) as display,
-    ):
+    with StopSignals() as stop, progress_bars(console) as progress:
+        display = TrainingDisplay(
+            progress, label=config.controller, rounds=config.rounds, horizon=task.horizon, done=start.rounds_done
+        )
         finish = run_session(start, stop, display, data_dir=data_dir)
     if finish.history:
         console.print(outcome_table(finish.history, config.envs))
@@ -119,6 +121,55 @@ def _run(start: Start, data_dir: Path | None) -> None:
         console.print(f"Done. Everything is in {start.run.path}", soft_wrap=True)
     if finish.exit_code:
         raise SystemExit(int(finish.exit_code))
+
+
+def _side(
+    word: str, controller: str, base: str, config_json: Path | None, changes: dict[str, Any]
+) -> tuple[str, TrainingConfig]:
+    """One side of a comparison: a reward mode, a preset, or a JSON file with the fields that differ."""
+    from esper.simic.rewards import MODES
+    from esper.simic.training.config import PRESETS, read_config
+
+    common = resolve(controller, base, config_json, changes)
+    if word in MODES:
+        return word, resolve(controller, base, config_json, {**changes, "reward_mode": word})
+    if word in PRESETS:
+        return word, resolve(controller, word, config_json, changes)
+    if Path(word).is_file():
+        return Path(word).stem, read_config(Path(word), common)
+    raise ValueError(
+        f"--dual-ab {word!r} is neither a reward mode ({', '.join(MODES)}), nor a preset ({', '.join(PRESETS)}), "
+        "nor a JSON file"
+    )
+
+
+def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
+    from esper.scripts.train_display import TrainingDisplay, comparison_table, progress_bars
+    from esper.simic.training.dual_ab import check_comparable, compare
+    from esper.simic.training.session import sitting, start_new
+    from esper.simic.training.stop_signals import StopSignals
+    from esper.simic.training.vectorized import training_task
+
+    console, (a, b) = Console(), (config for _, config in sides)
+    check_comparable(a, b)
+    for config in (a, b):
+        _check_before_writing(config, data_dir)
+    horizon = training_task(a).horizon
+    starts = [start_new(config, runs) for config in (a, b)]
+    for (name, _), start in zip(sides, starts, strict=True):
+        console.print(f"{name}: run {start.run.path}", soft_wrap=True)
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopSignals())
+        progress = stack.enter_context(progress_bars(console))
+        displays = [
+            TrainingDisplay(progress, label=name, rounds=a.rounds, horizon=horizon, done=0) for name, _ in sides
+        ]
+        seats = [
+            stack.enter_context(sitting(start, stop, display, data_dir=data_dir))
+            for start, display in zip(starts, displays, strict=True)
+        ]
+        found = compare(seats[0].trainer, seats[1].trainer)
+    console.print(comparison_table([name for name, _ in sides], found))
 
 
 def main() -> None:

@@ -1,17 +1,14 @@
-"""Two configurations on the same hosts: paired episode by episode, trained in turns so that both see the same machine."""
+"""Two configurations on the same hosts: paired episode by episode, trained in turns on the same machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from esper.leyline import BatchSummary
 from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop, Recorder, Silent
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
 PAIRED: tuple[str, ...] = (
     "task",
@@ -76,20 +73,45 @@ def differing_fields(a: TrainingConfig, b: TrainingConfig) -> tuple[str, ...]:
     return tuple(entry.name for entry in fields(TrainingConfig) if getattr(a, entry.name) != getattr(b, entry.name))
 
 
-class _Episodes(Silent):
-    """Remembers the episodes of the last round, on the way to another recorder."""
+def compare(
+    a: VectorizedPPOTrainer, b: VectorizedPPOTrainer, after_round: Callable[[Comparison], None] = lambda so_far: None
+) -> Comparison:
+    """Trains both in turns, round by round, and pairs their episodes.
 
-    def __init__(self, inner: Recorder) -> None:
-        self.inner = inner
-        self.wanted, self.sink = inner.wanted, inner.sink
-        self.opened, self.round_begins, self.step, self.checkpoint = (  # type: ignore[method-assign]
-            inner.opened,
-            inner.round_begins,
-            inner.step,
-            inner.checkpoint,
+    Args:
+        a: One side, at the same boundary as the other.
+        b: The other side.
+        after_round: Told what is known after each round of both.
+
+    Raises:
+        ValueError: They cannot be compared.
+    """
+    check_comparable(a.config, b.config)
+    pairs: list[Pair] = []
+    found = Comparison(histories=((), ()), pairs=())
+    while a.next_round < a.config.rounds and not (a.stop.after_round or b.stop.after_round):
+        for side in (a, b):
+            side.run_round()
+            side.recorder.checkpoint(side, last=side.next_round == side.config.rounds)
+        pairs += _pairs(a.next_round - 1, a.client.episode_stats(), b.client.episode_stats())
+        found = Comparison(histories=(tuple(a.history), tuple(b.history)), pairs=tuple(pairs))
+        after_round(found)
+    return found
+
+
+def _pairs(round_idx: int, a: Sequence[EpisodeStats], b: Sequence[EpisodeStats]) -> list[Pair]:
+    rows = []
+    for left, right in zip(a, b, strict=True):
+        if left.committed_accuracy_pct is None or right.committed_accuracy_pct is None:
+            continue  # a lost worker: the pair is dropped on both sides
+        rows.append(
+            Pair(
+                round_idx=round_idx,
+                env_id=left.env_id,
+                accuracy_pct_a=left.committed_accuracy_pct,
+                accuracy_pct_b=right.committed_accuracy_pct,
+                params_ratio_a=left.params_ratio,
+                params_ratio_b=right.params_ratio,
+            )
         )
-        self.episodes: tuple[EpisodeStats, ...] = ()
-
-    def round_ends(self, summary, metrics, episodes) -> None:  # type: ignore[no-untyped-def]
-        self.episodes = tuple(episodes)
-        self.inner.round_ends(summary, metrics, episodes)
+    return rows

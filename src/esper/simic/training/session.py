@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from esper.simic.training.run_dir import RunDir, create_run, open_run
 from esper.simic.training.run_state import RunState
 from esper.simic.training.stop_signals import StopSignals
 from esper.simic.training.vectorized import CALIBRATIONS_DIR, open_trainer
-from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.simic.training.vectorized_trainer import StopRequest, VectorizedPPOTrainer
 from esper.tolaria.messages import StepCancelled
 
 CLOSE_TIMEOUT_S = 5.0
@@ -106,18 +107,56 @@ def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: 
         RunBusy: Another process works on this run.
         Exception: Whatever went wrong, after the log has its end marker.
     """
+    with sitting(start, stop, display, data_dir=data_dir) as seat:
+        try:
+            seat.trainer.run()
+        except StepCancelled:
+            seat.save_boundary()
+    code = ExitCode.DONE if stop.exit_code is None else stop.exit_code
+    if code is ExitCode.DONE and not seat.log_complete:
+        code = ExitCode.LOG_INCOMPLETE
+    return Finish(history=tuple(seat.trainer.history), exit_code=code)
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """A run that is open: its trainer, ready for the next round."""
+
+    trainer: VectorizedPPOTrainer
+    log_complete: bool = True
+    """Known for good when the sitting is over."""
+
+    def save_boundary(self) -> None:
+        """Saves after a round was broken off: nothing the policy owns has changed since the last boundary."""
+        self.trainer.recorder.checkpoint(self.trainer, last=True)
+
+
+@contextmanager
+def sitting(start: Start, stop: StopRequest, display: Display, *, data_dir: Path | None = None) -> Iterator[Seat]:
+    """Opens a run for this process: lock, log, workers. The log's last event says how the `with` block ended."""
     with start.run.lock():
         for difference in start.differences:
             sys.stderr.write(f"esper: {difference}: {NOT_PROMISED}\n")
         attempt, hub = _open_hub(start)
+        seat: Seat | None = None
+        problem: BaseException | None = None
+        started = time.monotonic()
         try:
-            trainer = _train(start, stop, display, attempt, hub, data_dir)
+            recorder = _recorder(start, display, attempt, hub)
+            cache = start.run.path.parent / CALIBRATIONS_DIR
+            with open_trainer(
+                start.config, recorder, stop, data_dir=data_dir, cache=cache, saved=start.saved
+            ) as trainer:
+                seat = Seat(trainer=trainer)
+                yield seat
+        except BaseException as error:
+            problem = error
+            raise
         finally:
+            _end(hub, problem, None if seat is None else seat.trainer, time.monotonic() - started)
             report = hub.close(CLOSE_TIMEOUT_S)
-        code = ExitCode.DONE if stop.exit_code is None else stop.exit_code
-        if code is ExitCode.DONE and not report.complete:
-            code = ExitCode.LOG_INCOMPLETE
-        return Finish(history=tuple(trainer.history), exit_code=code)
+            if seat is not None:
+                seat.log_complete = report.complete
 
 
 def _open_hub(start: Start) -> tuple[int, Hub]:
@@ -129,10 +168,7 @@ def _open_hub(start: Start) -> tuple[int, Hub]:
     return attempt, TelemetryHub(path, run_id=run_id, attempt=attempt, first_seq=start.next_seq)
 
 
-def _train(
-    start: Start, stop: StopSignals, display: Display, attempt: int, hub: Hub, data_dir: Path | None
-) -> VectorizedPPOTrainer:
-    """The sitting between the opening of the log and its closing; the end marker is its last event."""
+def _recorder(start: Start, display: Display, attempt: int, hub: Hub) -> RunRecorder:
     keeper = CheckpointKeeper(
         start.run,
         hub,
@@ -140,37 +176,16 @@ def _train(
         resumed_from=None if start.checkpoint is None else start.checkpoint.index,
         config=start.config,
     )
-    recorder = RunRecorder(
+    return RunRecorder(
         hub, keeper, display, resumed_from=start.checkpoint, rejected=start.rejected, differences=start.differences
     )
-    cache, started = start.run.path.parent / CALIBRATIONS_DIR, time.monotonic()
-    trainer: VectorizedPPOTrainer | None = None
-    status: Literal["completed", "failed", "interrupted"] = "failed"
-    problem: BaseException | None = None
-    try:
-        with open_trainer(start.config, recorder, stop, data_dir=data_dir, cache=cache, saved=start.saved) as trainer:
-            try:
-                trainer.run()
-            except StepCancelled:
-                # Nothing the policy owns has changed since the last boundary, so that is what is saved.
-                recorder.checkpoint(trainer, last=True)
-        status = "completed" if trainer.next_round == start.config.rounds else "interrupted"
-        return trainer
-    except BaseException as error:
-        problem = error
-        raise
-    finally:
-        _end(hub, status, problem, trainer, time.monotonic() - started)
 
 
-def _end(
-    hub: Hub,
-    status: Literal["completed", "failed", "interrupted"],
-    problem: BaseException | None,
-    trainer: VectorizedPPOTrainer | None,
-    wall_s: float,
-) -> None:
+def _end(hub: Hub, problem: BaseException | None, trainer: VectorizedPPOTrainer | None, wall_s: float) -> None:
     history = [] if trainer is None else trainer.history
+    status: Literal["completed", "failed", "interrupted"] = "failed"
+    if problem is None and trainer is not None:
+        status = "completed" if trainer.next_round >= trainer.config.rounds else "interrupted"
     tail = None
     if problem is not None:
         tail = "".join(traceback.format_exception(problem))[-TRACEBACK_CHARACTERS:]
