@@ -62,9 +62,9 @@ class TrainingDisplay:
         if not console.is_terminal:
             left_s = summary.duration_s * (self.rounds - summary.round_idx - 1)
             console.print(
-                f"{self._label} {summary.round_idx + 1}/{self.rounds}  committed {shown}  return {summary.return_mean:+.3f} "
-                f"± {summary.return_std:.3f}  params {summary.params_ratio_mean:.2f}x  rollbacks "
-                f"{summary.num_rollbacks}  {summary.duration_s:.1f} s  about {left_s / 60:.0f} min left",
+                f"{self._label} round {summary.round_idx + 1}/{self.rounds}  committed {shown}  "
+                f"return {summary.return_mean:+.3f} ± {summary.return_std:.3f}  "
+                f"params {summary.params_ratio_mean:.2f}x  rollbacks {summary.num_rollbacks}  {summary.duration_s:.1f} s  about {left_s / 60:.0f} min left",
                 highlight=False,
                 soft_wrap=True,
             )
