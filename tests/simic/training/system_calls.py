@@ -86,7 +86,7 @@ def _killed_at(run: RunDir, point: int, torn: bool) -> tuple[bool, str]:
 
 def _survey(folder: Path, torn: bool) -> list[dict[str, Any]]:
     template = run_with(folder, 1, 2)
-    found = []
+    found: list[dict[str, Any]] = []
     for point in count():
         run = RunDir(path=folder / f"killed-{point}")
         shutil.copytree(template.path, run.path)

@@ -19,7 +19,7 @@ from esper.simic.training.checkpoint import BACK_OFF_S, load_checkpoint, newest_
 from esper.simic.training.retention import Retention, retain
 from esper.simic.training.run_dir import RunDir
 from tests.simic.training.saving import contents, facts, names, run_with, save
-from tests.simic.training.system_calls import watched
+from tests.simic.training.system_calls import Before, watched
 
 ROOT = Path(__file__).parents[3]
 STORAGE_ERRORS = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT)
@@ -86,7 +86,10 @@ def test_a_checkpoint_gets_its_name_when_all_in_it_is_durable_and_reports_when_t
 # ---- a disk that refuses
 
 
-def failing(number: int, fails: Callable[[int, str, tuple[Any, ...]], bool]) -> Callable[..., None]:
+Chooses = Callable[[int, str, tuple[Any, ...]], bool]
+
+
+def failing(number: int, fails: Chooses) -> Before:
     def before(call: int, name: str, args: tuple[Any, ...]) -> None:
         if fails(call, name, args):
             raise OSError(number, os.strerror(number))
@@ -94,9 +97,18 @@ def failing(number: int, fails: Callable[[int, str, tuple[Any, ...]], bool]) -> 
     return before
 
 
-def adds(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a call needs space or the right to write; taking away needs neither on a full disk."""
-    return name in ("mkdir", "write", "fsync", "rename") or (name == "open" and bool(args[1] & os.O_CREAT))
+def at(point: int) -> Chooses:
+    return lambda call, name, args: call == point
+
+
+def adding_from(point: int) -> Chooses:
+    """From this call on, all that a full disk refuses; taking away needs no space."""
+
+    def fails(call: int, name: str, args: tuple[Any, ...]) -> bool:
+        creates = name == "open" and bool(args[1] & os.O_CREAT)
+        return call >= point and (creates or name in ("mkdir", "write", "fsync", "rename"))
+
+    return fails
 
 
 def num_calls(tmp_path: Path) -> int:
@@ -110,7 +122,7 @@ def num_calls(tmp_path: Path) -> int:
 def test_one_error_at_any_call_is_survived(tmp_path: Path) -> None:
     run = run_with(tmp_path, 0)
     for point in range(num_calls(tmp_path)):
-        with watched(failing(STORAGE_ERRORS[point % 5], lambda call, name, args, point=point: call == point)):
+        with watched(failing(STORAGE_ERRORS[point % 5], at(point))):
             save(run, 1 + point)
         assert newest_valid(run)[0].files == contents(1 + point)
         assert len(names(run)) == 2 + point, f"call {point} left something behind"
@@ -121,8 +133,7 @@ def test_errors_from_any_call_on_are_told_and_leave_nothing(tmp_path: Path) -> N
     before = names(run)
     told = []
     for point in range(num_calls(tmp_path)):
-        dying = failing(errno.ENOSPC, lambda call, name, args, point=point: call >= point and adds(name, args))
-        with watched(dying):
+        with watched(failing(errno.ENOSPC, adding_from(point))):
             try:
                 save(run, 3)
             except StorageError as error:

@@ -13,7 +13,7 @@ import esper
 from esper.leyline.rundir import MANIFEST_FILE
 from esper.simic.training.cadence import Cadence
 from esper.simic.training.checkpoint import newest_valid
-from esper.simic.training.identity import identity, identity_differences
+from esper.simic.training.identity import Identity, identity, identity_differences
 from esper.simic.training.retention import Retention, retain
 from tests.simic.training.saving import names, run_with, save
 
@@ -100,8 +100,8 @@ DURATIONS = st.lists(st.tuples(st.floats(0.01, 60), st.floats(0.001, 2)), min_si
 
 @given(rounds=DURATIONS, offset=st.floats(0, 1e6))
 def test_saves_are_neither_too_close_nor_too_costly(rounds: list[tuple[float, float]], offset: float) -> None:
-    cadence, now, ends, spent = Cadence(started_s=offset, saved_index=None), offset, [], 0.0
-    took = 0.0
+    cadence, now, spent, took = Cadence(started_s=offset, saved_index=None), offset, 0.0, 0.0
+    ends: list[float] = []
     for index, (round_s, save_s) in enumerate(rounds):
         now += round_s
         due = cadence.due(index, now, final=False)
@@ -172,8 +172,8 @@ def test_identity_is_what_the_bits_depend_on() -> None:
 
 
 def test_every_difference_is_told_also_one_sided_ones() -> None:
-    stored = {"torch": "2.12.0", "threads": 1, "amp": False}
-    present = {"torch": "2.13.0", "threads": 1, "device": "cpu"}
+    stored: Identity = {"torch": "2.12.0", "threads": 1, "amp": False}
+    present: Identity = {"torch": "2.13.0", "threads": 1, "device": "cpu"}
     assert identity_differences(stored, present) == (
         "amp False -> unknown",
         "device unknown -> cpu",
