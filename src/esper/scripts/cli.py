@@ -10,7 +10,17 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from esper.leyline import CheckpointError, DataDamaged, DataNotFound, ExitCode, ModelFileError, RunBusy, StorageError
+from esper.leyline import (
+    CheckpointError,
+    DataDamaged,
+    DataNotFound,
+    ExitCode,
+    ModelFileError,
+    NumericFailure,
+    RunBusy,
+    StorageError,
+    WorkersFailed,
+)
 from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.bench_ppo import bench_ppo_command
@@ -38,6 +48,8 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
 EXIT_CODES: tuple[tuple[tuple[type[Exception], ...], ExitCode], ...] = (
     ((CheckpointError,), ExitCode.CHECKPOINT),
     ((StorageError,), ExitCode.STORAGE),
+    ((NumericFailure,), ExitCode.NUMERIC),
+    ((WorkersFailed,), ExitCode.WORKERS),
     ((ValueError, DataNotFound, DataDamaged, ModelFileError, RunBusy), ExitCode.USAGE),
     ((ImportError, PermissionError, NotADirectoryError), ExitCode.USAGE),
 )

@@ -64,7 +64,8 @@ class TrainingDisplay:
             console.print(
                 f"{self._label} round {summary.round_idx + 1}/{self.rounds}  committed {shown}  "
                 f"return {summary.return_mean:+.3f} ± {summary.return_std:.3f}  "
-                f"params {summary.params_ratio_mean:.2f}x  rollbacks {summary.num_rollbacks}  {summary.duration_s:.1f} s  about {left_s / 60:.0f} min left",
+                f"params {summary.params_ratio_mean:.2f}x  rollbacks {summary.num_rollbacks}  "
+                f"{summary.duration_s:.1f} s  about {left_s / 60:.0f} min left",
                 highlight=False,
                 soft_wrap=True,
             )

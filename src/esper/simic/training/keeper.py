@@ -24,7 +24,7 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.identity import identity
 from esper.simic.training.manifest import CheckpointFacts
 from esper.simic.training.retention import Retention, retain
-from esper.simic.training.run_dir import RunDir
+from esper.simic.training.run_dir import RunDir, space_warning
 from esper.simic.training.run_state import RunState, read_run_files
 
 MAX_FAILED_SAVES = 5
@@ -70,6 +70,7 @@ class CheckpointKeeper:
         self._attempt, self._resumed_from = attempt, resumed_from
         self._config = config
         self._clock = clock
+        self._warned = False
         self._retention = Retention(last=config.keep_checkpoints)
         self._cadence = Cadence(started_s=clock(), saved_index=resumed_from, min_interval_s=config.checkpoint_s)
 
@@ -100,7 +101,11 @@ class CheckpointKeeper:
             return None
         self._cadence.saved(index, self._clock(), self._clock() - started)
         self._tell("saved", saved.path.name, index, saved=saved)
-        retain(self._run, self._retention, resumed_from=self._resumed_from)
+        for stuck in retain(self._run, self._retention, resumed_from=self._resumed_from).stuck:
+            sys.stderr.write(f"esper: old checkpoint {stuck.name} cannot be removed: {stuck.reason}\n")
+        if not self._warned and (warning := space_warning(self._run, saved.size_bytes)) is not None:
+            self._warned = True
+            sys.stderr.write(f"esper: {warning}\n")
         return saved
 
     def _save(self, index: int, files: Mapping[str, bytes], score: float | None) -> SavedCheckpoint:

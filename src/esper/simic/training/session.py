@@ -11,10 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.leyline import BatchSummary, ExitCode, RunEnded, Severity, TelemetryEventType, make_event
+from esper.leyline import (
+    BatchSummary,
+    ExitCode,
+    RunBusy,
+    RunEnded,
+    Severity,
+    StorageError,
+    TelemetryEventType,
+    make_event,
+)
 from esper.leyline.rundir import CONFIG_FILE
 from esper.nissa import Hub, NullHub, TelemetryHub, begin_attempt
-from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
+from esper.simic.training import storage
+from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
 from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
@@ -72,7 +82,11 @@ def start_new(config: TrainingConfig, runs_dir: Path, run_id: str | None = None)
         StorageError: The directory cannot be written to.
     """
     run = create_run(runs_dir, run_id)
-    (run.path / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
+    path = run.path / CONFIG_FILE
+    try:
+        storage.write_bytes(path, config.to_json().encode())
+    except OSError as error:
+        raise StorageError(str(path), error, needed_bytes=None, free_bytes=storage.free_bytes(run.path)) from error
     return Start(run=run, config=config)
 
 
@@ -135,6 +149,7 @@ class Seat:
 def sitting(start: Start, stop: StopRequest, display: Display, *, data_dir: Path | None = None) -> Iterator[Seat]:
     """Opens a run for this process: lock, log, workers. The log's last event says how the `with` block ended."""
     with start.run.lock():
+        _check_still_newest(start)
         for difference in start.differences:
             sys.stderr.write(f"esper: {difference}: {NOT_PROMISED}\n")
         attempt, hub = _open_hub(start)
@@ -157,6 +172,16 @@ def sitting(start: Start, stop: StopRequest, display: Display, *, data_dir: Path
             report = hub.close(CLOSE_TIMEOUT_S)
             if seat is not None:
                 seat.log_complete = report.complete
+
+
+def _check_still_newest(start: Start) -> None:
+    """The checkpoint was chosen before the lock was ours; its owner may have gone on meanwhile."""
+    newest = max(checkpoint_folders(start.run), default=0)
+    if start.checkpoint is not None and newest > start.checkpoint.index and not start.rejected:
+        raise RunBusy(
+            f"{start.run.run_id} went on to round {newest} while this process started at {start.checkpoint.index}. "
+            "Resume it again"
+        )
 
 
 def _open_hub(start: Start) -> tuple[int, Hub]:
