@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,17 +22,19 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.rundir import CONFIG_FILE
-from esper.nissa import Hub, NullHub, TelemetryHub, begin_attempt
+from esper.nissa import Hub, TelemetryHub
+from esper.simic.telemetry.opening import open_hub
+from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
 from esper.simic.training import storage
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
 from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
-from esper.simic.training.recorder import Display, RunRecorder
+from esper.simic.training.recorder import Display, Origin, RunRecorder
 from esper.simic.training.run_dir import RunDir, create_run, open_run
 from esper.simic.training.run_state import RunState
 from esper.simic.training.stop_signals import StopSignals
-from esper.simic.training.vectorized import CALIBRATIONS_DIR, open_trainer
+from esper.simic.training.vectorized import CALIBRATIONS_DIR, AgentReads, open_trainer
 from esper.simic.training.vectorized_trainer import StopRequest, VectorizedPPOTrainer
 from esper.tolaria.messages import StepCancelled
 
@@ -184,13 +186,24 @@ def _check_still_newest(start: Start) -> None:
         )
 
 
+def telemetry_config(config: TrainingConfig) -> TelemetryConfig:
+    """How much the run tells."""
+    return TelemetryConfig(level=TelemetryLevel[config.level.upper()], exporters=config.exporters)
+
+
 def _open_hub(start: Start) -> tuple[int, Hub]:
     """The number of this sitting, and its log."""
-    if start.config.level == "off":
-        return 0 if start.checkpoint is None else start.checkpoint.facts.attempt + 1, NullHub()
-    path, run_id = start.run.path, start.run.run_id
-    attempt = begin_attempt(path, run_id=run_id, first_seq=start.next_seq).attempts[-1].attempt
-    return attempt, TelemetryHub(path, run_id=run_id, attempt=attempt, first_seq=start.next_seq)
+    hub = open_hub(
+        telemetry_config(start.config),
+        start.run.path,
+        run_id=start.run.run_id,
+        first_seq=start.next_seq,
+        run_config=asdict(start.config),
+        env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
+    )
+    if isinstance(hub, TelemetryHub):
+        return hub.attempt, hub
+    return 0 if start.checkpoint is None else start.checkpoint.facts.attempt + 1, hub
 
 
 def _recorder(start: Start, display: Display, attempt: int, hub: Hub) -> RunRecorder:
@@ -201,8 +214,14 @@ def _recorder(start: Start, display: Display, attempt: int, hub: Hub) -> RunReco
         resumed_from=None if start.checkpoint is None else start.checkpoint.index,
         config=start.config,
     )
+    origin = Origin(
+        checkpoint=start.checkpoint,
+        rejected=start.rejected,
+        differences=start.differences,
+        log_state=None if start.saved is None else start.saved.log_state,
+    )
     return RunRecorder(
-        hub, keeper, display, resumed_from=start.checkpoint, rejected=start.rejected, differences=start.differences
+        hub, telemetry_config(start.config), keeper=keeper, display=display, origin=origin, reads=AgentReads
     )
 
 
