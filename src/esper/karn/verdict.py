@@ -1,0 +1,40 @@
+"""The verdict on a run: what it is doing, why that is said, what to do next. Pure, and the only one there is."""
+
+from __future__ import annotations
+
+from esper.karn.process import RunStatus
+from esper.karn.rules import RULES, Finding, State
+from esper.karn.view import RunView
+from esper.leyline import Severity, record
+
+
+@record
+class Verdict:
+    """The most urgent finding, and all of them in order of urgency."""
+
+    state: State
+    severity: Severity
+    now: str
+    why: str
+    next: str
+    findings: tuple[Finding, ...]
+
+
+def verdict(view: RunView, status: RunStatus | None, wall: float) -> Verdict:
+    """Judges a run.
+
+    Args:
+        view: The run, folded from its log.
+        status: What its heartbeat and process say; None if there is no heartbeat file.
+        wall: Unix seconds now.
+    """
+    findings = tuple(finding for rule in RULES for finding in rule(view, status, wall))
+    first = findings[0]
+    return Verdict(
+        state=first.state,
+        severity=first.severity,
+        now=first.now,
+        why=first.why,
+        next=first.next,
+        findings=findings,
+    )
