@@ -123,6 +123,15 @@ from esper.leyline.run_payloads import (
     TrendDetected,
     WorkerStateChanged,
 )
+from esper.leyline.runfiles import (
+    AttemptEntry,
+    RunManifest,
+    RunStatus,
+    SegmentEntry,
+    process_started_s,
+    segment_name,
+    segment_position,
+)
 from esper.leyline.slots import MIXING, BlueprintCard, HostLayout, SlotConfig, SlotSpec, check_slot_id
 from esper.leyline.stages import TRANSITIONS, Cause, Gate, SeedStage, SlotTransition, Transition
 from esper.leyline.telemetry import (
@@ -161,6 +170,7 @@ __all__ = [
     "ActionTaken",
     "AnomalyDebug",
     "AnomalyDetected",
+    "AttemptEntry",
     "BatchSummary",
     "BlendSpec",
     "BlueprintCard",
@@ -218,13 +228,16 @@ __all__ = [
     "RollbackReason",
     "RoundCompleted",
     "RunEnded",
+    "RunManifest",
     "RunStarted",
+    "RunStatus",
     "Scope",
     "SeedEnded",
     "SeedEvidence",
     "SeedGerminated",
     "SeedStage",
     "SeedStageChanged",
+    "SegmentEntry",
     "Severity",
     "SlotConfig",
     "SlotReport",
@@ -264,7 +277,10 @@ __all__ = [
     "join_path",
     "lr_factor",
     "make_event",
+    "process_started_s",
     "record",
+    "segment_name",
+    "segment_position",
     "shapley",
     "solo",
     "split_path",
