@@ -38,7 +38,6 @@ from esper.leyline import (
 
 MAX_NOTES = 100
 """Safety notes kept, the newest ones."""
-MAX_EPOCH_TIMES = 21
 
 P = TypeVar("P")
 _ATTENTION = frozenset({Severity.WARNING, Severity.ERROR, Severity.CRITICAL})
@@ -92,10 +91,10 @@ def _unchanged(view: RunView, event: LoggedEvent, data: object) -> RunView:
 
 
 def _run_started(view: RunView, event: LoggedEvent, data: RunStarted) -> RunView:
-    """A resumed run is running again, with new workers and a clock that began anew."""
+    """A resumed run is running again, with new workers."""
     return replace(
         view,
-        progress=replace(view.progress, started=data, ended=None, epoch_mono=None),
+        progress=replace(view.progress, started=data, ended=None),
         safety=replace(view.safety, workers={}),
     )
 
@@ -124,20 +123,11 @@ def _epoch_completed(view: RunView, event: LoggedEvent, data: EpochCompleted) ->
     before = view.growth.envs.get(event.env)
     action = None if before is None else before.last_action
     now = EnvNow(seq=event.seq, episode=event.episode, epoch=event.epoch, state=data, last_action=action)
-    view = replace(view, growth=replace(view.growth, envs={**view.growth.envs, event.env: now}))
-    return _clocked(view, event)
-
-
-def _clocked(view: RunView, event: LoggedEvent) -> RunView:
-    """All envs finish an epoch together; the first to report marks the time."""
-    progress = view.progress
-    if (progress.round, progress.epoch) == (event.round, event.epoch):
-        return view
-    times = progress.epoch_times_s
-    if progress.epoch_mono is not None:
-        times = (*times[-MAX_EPOCH_TIMES + 1 :], event.mono - progress.epoch_mono)
-    progress = replace(progress, round=event.round, epoch=event.epoch, epoch_times_s=times, epoch_mono=event.mono)
-    return replace(view, progress=progress)
+    return replace(
+        view,
+        progress=replace(view.progress, round=event.round, epoch=event.epoch),
+        growth=replace(view.growth, envs={**view.growth.envs, event.env: now}),
+    )
 
 
 def _action_taken(view: RunView, event: LoggedEvent, data: ActionTaken) -> RunView:

@@ -7,14 +7,15 @@ number is below the first one of every later attempt, so each round is read once
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from esper.karn.codec import LineError, decode_line
-from esper.leyline import LoggedEvent, record
+from esper.leyline import LoggedEvent, record, segment_position
 from esper.leyline.rundir import EVENTS_FILE, SEGMENTS_DIR
 
 
@@ -69,7 +70,7 @@ class LogFile:
     """Relative to the run directory."""
     inode: int
     """What stays the same when rotation renames the active file into the segments."""
-    stream: BinaryIO
+    stream: BufferedReader
 
     def lines(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
         """(offset, line with its newline) of every whole line from an offset on."""
@@ -81,6 +82,15 @@ class LogFile:
             yield offset, line
             offset += len(line)
 
+    def num_bytes(self) -> int:
+        """The size of the file, a torn tail included."""
+        return os.fstat(self.stream.fileno()).st_size
+
+    def sha256(self) -> str:
+        """The hash of the whole file, a torn tail included."""
+        self.stream.seek(0)
+        return hashlib.file_digest(self.stream, "sha256").hexdigest()
+
 
 @contextmanager
 def open_log(run_dir: Path) -> Iterator[list[LogFile]]:
@@ -91,8 +101,14 @@ def open_log(run_dir: Path) -> Iterator[list[LogFile]]:
     with ExitStack() as stack:
         active = run_dir / EVENTS_FILE
         last = [_open(run_dir, active, stack)] if active.is_file() else []
-        segments = [_open(run_dir, path, stack) for path in sorted((run_dir / SEGMENTS_DIR).glob("*.jsonl"))]
+        segments = [_open(run_dir, path, stack) for path in segment_paths(run_dir)]
         yield [file for file in segments if file.inode not in {file.inode for file in last}] + last
+
+
+def segment_paths(run_dir: Path) -> list[Path]:
+    """The closed segments in order of writing."""
+    found = ((segment_position(path.name), path) for path in (run_dir / SEGMENTS_DIR).glob("*.jsonl"))
+    return [path for _, path in sorted((position, path) for position, path in found if position is not None)]
 
 
 def _open(run_dir: Path, path: Path, stack: ExitStack) -> LogFile:

@@ -5,12 +5,12 @@ Limits come from the table of thresholds; there are none in here.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from enum import Enum
+from typing import TypeGuard
 
 from esper.karn.advice import ADVICE
-from esper.karn.process import ProcessState, RunStatus
+from esper.karn.process import Heartbeat, ProcessState
 from esper.karn.view import Cited, RunView
 from esper.leyline import THRESHOLDS, AnomalyDetected, PPOUpdateCompleted, Severity, record
 from esper.leyline.thresholds import MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
@@ -58,7 +58,7 @@ class Finding:
     """What to do about it."""
 
 
-def _failed(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _failed(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     ended = view.progress.ended
     if ended is not None and ended.data.status == "failed":
         yield Finding(
@@ -70,15 +70,17 @@ def _failed(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Fi
         )
 
 
-def _died(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _died(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     row = THRESHOLDS["heartbeat_age_s"]
     last = view.log.last_wall
-    if view.progress.ended is not None or last is None or (status and status.process is ProcessState.ALIVE):
+    if view.progress.ended is not None or last is None or _is_alive(heartbeat):
         return
-    age_s = wall - last if status is None else status.heartbeat_age_s
+    age_s = wall - last if heartbeat is None else heartbeat.age_s
     severity = row.severity_of(age_s)
     if severity is not None:
-        words = "and no heartbeat file" if status is None else f"and process {status.pid} is {status.process.value}"
+        words = "and no heartbeat file"
+        if heartbeat is not None:
+            words = f"and process {heartbeat.status.pid} is {heartbeat.process.value}"
         yield Finding(
             state=State.DIED,
             severity=severity,
@@ -89,7 +91,7 @@ def _died(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Find
         )
 
 
-def _evidence_broken(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _evidence_broken(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     log = view.log
     reasons = []
     if log.first_bad is not None:
@@ -103,8 +105,9 @@ def _evidence_broken(view: RunView, status: RunStatus | None, wall: float) -> It
         reasons.append(
             ("events were lost because the log could not be written", f"{lost} lost (seq {log.write_failure.seq})")
         )
-    if status is not None and status.write_failing:
-        reasons.append(("the log cannot be written", f"heartbeat of process {status.pid}"))
+    if _is_alive(heartbeat) and heartbeat.status.log_error is not None:
+        why = f"{heartbeat.status.log_error}; {heartbeat.status.num_held} events wait in memory"
+        reasons.append(("the log cannot be written", why))
     for now, why in reasons:
         yield Finding(
             state=State.EVIDENCE_BROKEN,
@@ -115,7 +118,7 @@ def _evidence_broken(view: RunView, status: RunStatus | None, wall: float) -> It
         )
 
 
-def _ended(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _ended(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     ended = view.progress.ended
     if ended is None or ended.data.status == "failed":
         return
@@ -131,13 +134,12 @@ def _ended(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Fin
     )
 
 
-def _stalled(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
-    if view.progress.ended is not None or status is None or status.process is not ProcessState.ALIVE:
+def _stalled(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
+    if view.progress.ended is not None or not _is_alive(heartbeat):
         return
-    measured = {"heartbeat_age_s": status.heartbeat_age_s}
-    if status.silence_s is not None:
-        epoch_s = statistics.median(view.progress.epoch_times_s) if view.progress.epoch_times_s else MIN_PROGRESS_S
-        measured["silence_epochs"] = status.silence_s / max(epoch_s, MIN_PROGRESS_S)
+    status = heartbeat.status
+    epoch_s = MIN_PROGRESS_S if status.median_epoch_s is None else max(status.median_epoch_s, MIN_PROGRESS_S)
+    measured = {"heartbeat_age_s": heartbeat.age_s, "silence_epochs": (status.silence_s + heartbeat.age_s) / epoch_s}
     for metric, value in measured.items():
         severity = THRESHOLDS[metric].severity_of(value)
         if severity is not None:
@@ -145,7 +147,7 @@ def _stalled(view: RunView, status: RunStatus | None, wall: float) -> Iterator[F
             yield _by_limit(State.STALLED, severity, now, metric, value, view.log.last_seq)
 
 
-def _broken_update(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _broken_update(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     last = view.policy.last
     if last is None:
         return
@@ -164,7 +166,7 @@ def _num_nonfinite(update: PPOUpdateCompleted) -> int:
     return heads + sum(part.num_nonfinite for part in parts if part is not None)
 
 
-def _unsafe(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _unsafe(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     rollback = view.safety.last_rollback
     if rollback is not None and _is_recent(view, rollback.round):
         data = rollback.data
@@ -188,7 +190,7 @@ def _unsafe(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Fi
             )
 
 
-def _reward_hacking(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _reward_hacking(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     suspicion = view.safety.suspicion
     if suspicion is None or not _is_recent(view, suspicion.round):
         return
@@ -204,7 +206,7 @@ def _reward_hacking(view: RunView, status: RunStatus | None, wall: float) -> Ite
     )
 
 
-def _starting(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _starting(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     if view.progress.ended is not None:
         return
     if view.progress.last_round is None:
@@ -225,7 +227,7 @@ def _starting(view: RunView, status: RunStatus | None, wall: float) -> Iterator[
         )
 
 
-def _critical(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _critical(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     yield from _alarms(view, State.ALARM, critical=True)
     failure = view.machine.save_failure
     if failure is not None:
@@ -238,7 +240,7 @@ def _critical(view: RunView, status: RunStatus | None, wall: float) -> Iterator[
         )
 
 
-def _warnings(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _warnings(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     yield from _alarms(view, State.WARNING, critical=False)
 
 
@@ -289,13 +291,13 @@ def _machine(view: RunView) -> Iterator[tuple[str, float, int]]:
         yield "telemetry_cpu_share", profile.telemetry_cpu_ms / wall_ms, seq
 
 
-def _not_acting(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _not_acting(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     for alarm in view.safety.alarms.values():
         if alarm.data.kind in _PASSIVE:
             yield _from_alarm(State.NOT_ACTING, alarm)
 
 
-def _trend(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Finding]:
+def _trend(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     trend = view.progress.trend
     if trend is None:
         yield Finding(
@@ -317,6 +319,10 @@ def _trend(view: RunView, status: RunStatus | None, wall: float) -> Iterator[Fin
     )
 
 
+def _is_alive(heartbeat: Heartbeat | None) -> TypeGuard[Heartbeat]:
+    return heartbeat is not None and heartbeat.process is ProcessState.ALIVE
+
+
 def _is_recent(view: RunView, round_idx: int | None) -> bool:
     now = view.progress.round
     return now is not None and round_idx is not None and now - round_idx < RECENT_ROUNDS
@@ -329,7 +335,7 @@ def _resume(view: RunView) -> str:
     return f"resume from {saved.data.path}: {RESUME_COMMAND}"
 
 
-Rule = Callable[[RunView, RunStatus | None, float], Iterator[Finding]]
+Rule = Callable[[RunView, Heartbeat | None, float], Iterator[Finding]]
 RULES: tuple[Rule, ...] = (
     _failed,
     _died,

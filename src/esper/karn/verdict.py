@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from esper.karn.process import RunStatus
+from esper.karn.process import Heartbeat
 from esper.karn.rules import RULES, Finding, State
 from esper.karn.view import RunView
 from esper.leyline import Severity, record
@@ -20,15 +20,15 @@ class Verdict:
     findings: tuple[Finding, ...]
 
 
-def verdict(view: RunView, status: RunStatus | None, wall: float) -> Verdict:
+def verdict(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Verdict:
     """Judges a run.
 
     Args:
         view: The run, folded from its log.
-        status: What its heartbeat and process say; None if there is no heartbeat file.
+        heartbeat: What its status file and process say; None if there is no such file.
         wall: Unix seconds now.
     """
-    findings = tuple(finding for rule in RULES for finding in rule(view, status, wall))
+    findings = tuple(finding for rule in RULES for finding in rule(view, heartbeat, wall))
     first = findings[0]
     return Verdict(
         state=first.state,

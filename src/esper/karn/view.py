@@ -98,9 +98,6 @@ class Progress(Part, frozen=True, kw_only=True):
     last_round: Cited[RoundCompleted] | None
     trend: Cited[TrendDetected] | None
     rounds: History[tuple[int, RoundCompleted]]
-    epoch_times_s: tuple[float, ...]
-    """The newest times between one epoch of the envs and the next."""
-    epoch_mono: float | None
 
 
 class BlueprintYield(Part, frozen=True, kw_only=True):
@@ -201,8 +198,6 @@ EMPTY = RunView(
         last_round=None,
         trend=None,
         rounds=History(points=(), stride=1, num_seen=0),
-        epoch_times_s=(),
-        epoch_mono=None,
     ),
     growth=Growth(envs={}, blueprints={}),
     policy=Policy(
