@@ -84,7 +84,7 @@ def _died(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[F
         yield Finding(
             state=State.DIED,
             severity=severity,
-            now="the process died without saying goodbye",
+            now="the process is gone and left no end marker",
             why=f"no RUN_ENDED after seq {view.log.last_seq}, heartbeat_age_s {age_s:.0f} > "
             f"{row.limit_of(severity):g}, {words}",
             next=_resume(view),
@@ -304,7 +304,7 @@ def _trend(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[
             state=State.STEADY,
             severity=Severity.INFO,
             now="steady",
-            why=f"no trend and no alarm up to seq {view.log.last_seq}",
+            why=f"no trend reported up to seq {view.log.last_seq}",
             next="nothing to do",
         )
         return

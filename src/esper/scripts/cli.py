@@ -17,7 +17,9 @@ from esper.scripts.bench_ppo import bench_ppo_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
 from esper.scripts.sandbox import sandbox_command
+from esper.scripts.status import status_command
 from esper.scripts.tasks import tasks_command
+from esper.scripts.verify import verify_command
 
 # Commands import torch when they run, not before, so that help and errors come at once.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -25,6 +27,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate_command,
     "tasks": tasks_command,
     "sandbox": sandbox_command,
+    "status": status_command,
+    "verify": verify_command,
 }
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,
