@@ -6,7 +6,7 @@ itself, and the log has an end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -53,11 +53,19 @@ class Integrity:
         return not self.problems
 
 
-def check_run(run_dir: Path) -> Integrity:
-    """Reads the whole log of a run and checks it."""
+Sink = Callable[[LoggedEvent, bytes], None]
+
+
+def check_run(run_dir: Path, sink: Sink | None = None) -> Integrity:
+    """Reads the whole log of a run and checks it.
+
+    Args:
+        run_dir: The run directory.
+        sink: Is handed every event that counts, with its line, for readers that want both in one pass.
+    """
     with open_log(run_dir) as files:
         starts = attempt_starts(files)
-        scan = _Scan()
+        scan = _Scan(sink)
         for file in files:
             scan.read(file, starts)
         problems = [*_against_manifest(run_dir, files, scan.run), *scan.problems()]
@@ -78,7 +86,8 @@ def check_run(run_dir: Path) -> Integrity:
 class _Scan:
     """One pass over the log. Gaps are ranges, so that a lost million costs no memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, sink: Sink | None) -> None:
+        self.sink = sink
         self.run: str | None = None
         self.group: str | None = None
         self.num_lines = 0
@@ -101,6 +110,8 @@ class _Scan:
                 self.bad.append(item)
             elif counts(item, starts):
                 self._take(file.name, offset, item)
+                if self.sink is not None:
+                    self.sink(item, line)
             else:
                 self.num_superseded += 1
         self.torn_tail_bytes += file.num_bytes() - end

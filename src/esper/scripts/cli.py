@@ -16,6 +16,7 @@ from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.bench_ppo import bench_ppo_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
+from esper.scripts.query import query_command
 from esper.scripts.sandbox import sandbox_command
 from esper.scripts.status import status_command
 from esper.scripts.tasks import tasks_command
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tasks": tasks_command,
     "sandbox": sandbox_command,
     "status": status_command,
+    "query": query_command,
     "verify": verify_command,
 }
 BENCHMARKS: dict[str, Callable[..., None]] = {
