@@ -92,6 +92,8 @@ def broken(line: bytes, change: str) -> bytes:
         entry["nonfinite"] = {"/no/such": "nan"}
     if change == "word":
         entry["nonfinite"] = {"/wall_s": "large"}
+    if change == "ids":
+        entry["round"] = 3
     if change == "bare":
         return line.replace(b'"wall_s": 61.0', b'"wall_s": NaN')
     if change == "utf":
@@ -99,7 +101,7 @@ def broken(line: bytes, change: str) -> bytes:
     return json.dumps(entry).encode()
 
 
-@pytest.mark.parametrize("change", ["half", "zeros", "type", "missing", "kind", "path", "word", "bare", "utf"])
+@pytest.mark.parametrize("change", ["half", "zeros", "type", "missing", "kind", "path", "word", "ids", "bare", "utf"])
 def test_damage_is_a_line_error(change: str, log: LogWriter) -> None:
     line = log.line(T.RUN_ENDED, PAYLOADS[T.RUN_ENDED]())
     with pytest.raises(LineError):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, Severity, TelemetryEventType, split_path
+from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, Scope, Severity, TelemetryEventType, split_path
 
 
 class LineError(ValueError):
@@ -51,6 +51,16 @@ _PAYLOADS: dict[TelemetryEventType, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(spec.payload) for kind, spec in EVENTS.items()
 }
 
+_RUN, _ROUND, _ENV = (False,) * 4, (True, False, False, False), (True,) * 4
+_IDS = {
+    Scope.RUN: (_RUN,),
+    Scope.ROUND: (_ROUND,),
+    Scope.ENV: (_ENV,),
+    Scope.ROUND_OR_ENV: (_ROUND, _ENV),
+}
+_ALLOWED = {kind: _IDS[spec.scope] for kind, spec in EVENTS.items()}
+"""Which of round, episode, env and epoch an event of a type has."""
+
 
 def decode_line(line: bytes) -> LoggedEvent:
     """Reads one line of the log; fields it does not know are ignored.
@@ -63,6 +73,9 @@ def decode_line(line: bytes) -> LoggedEvent:
         wire = _LINE.decode(line)
         if wire.v > SCHEMA_VERSION:
             raise NewerSchema(_advice(wire.v))
+        given = (wire.round is not None, wire.episode is not None, wire.env is not None, wire.epoch is not None)
+        if given not in _ALLOWED[wire.type]:
+            raise LineError(f"{wire.type.value} has not the ids of its scope, {EVENTS[wire.type].scope.value}")
         payload = _PAYLOADS[wire.type].decode(wire.data) if wire.nonfinite is None else _restore(wire)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _refuse_newer(line)

@@ -17,6 +17,7 @@ from esper.scripts.bench_ppo import bench_ppo_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
 from esper.scripts.query import query_command
+from esper.scripts.report import report_command
 from esper.scripts.sandbox import sandbox_command
 from esper.scripts.status import status_command
 from esper.scripts.tasks import tasks_command
@@ -30,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sandbox": sandbox_command,
     "status": status_command,
     "query": query_command,
+    "report": report_command,
     "verify": verify_command,
 }
 BENCHMARKS: dict[str, Callable[..., None]] = {
