@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ class Listener:
 
 
 class Raising(Listener):
-    def __init__(self, fail_on: range) -> None:
+    def __init__(self, fail_on: Collection[int]) -> None:
         super().__init__("raising")
         self.fail_on = fail_on
 
@@ -85,11 +86,11 @@ def test_three_errors_in_a_row_switch_a_listener_off_once(tmp_path: Path, capsys
 
 
 def test_single_errors_are_forgiven(tmp_path: Path) -> None:
-    raising = Raising(range(3, 5))
+    raising = Raising({3, 4, 6, 8})
     with open_hub(tmp_path, backends=(raising,)) as hub:
         for tag in range(10):
             hub.emit(trend(tag))
-    assert raising.heard == [0, 1, 2, 5, 6, 7, 8, 9]
+    assert raising.heard == [0, 1, 2, 5, 7, 9]
     assert hub.close().backends["raising"].state == "closed"
 
 

@@ -15,7 +15,7 @@ from tests.nissa.events import TEXTS, decode, ids_of, trend, values
 
 
 def logged(event: TelemetryEvent, **stamp: object) -> LoggedEvent:
-    known = dict(v=1, run="r", attempt=0, seq=7, wall=1.5, mono=0.5, group="main") | stamp
+    known = {"v": 1, "run": "r", "attempt": 0, "seq": 7, "wall": 1.5, "mono": 0.5, "group": "main"} | stamp
     names = ("type", "severity", "round", "episode", "env", "epoch", "data")
     return LoggedEvent(**known, **{name: getattr(event, name) for name in names})  # type: ignore[arg-type]
 

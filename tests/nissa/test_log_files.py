@@ -116,7 +116,7 @@ def test_a_directory_holds_one_run(tmp_path: Path) -> None:
     begin_attempt(tmp_path, run_id="r", group="main")
     with pytest.raises(ValueError, match="holds run r of group main, not s of group main"):
         begin_attempt(tmp_path, run_id="s")
-    with pytest.raises(ValueError, match="not None of group other|of group other"):
+    with pytest.raises(ValueError, match="not None of group other"):
         begin_attempt(tmp_path, group="other")
 
 

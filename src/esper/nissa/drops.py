@@ -22,26 +22,18 @@ class _Run:
 class Drops:
     """Lost events: how many in all, and which no event of the log has explained yet.
 
-    A run of losses covers a range in which exactly its own events are missing. Losses with different reasons, or with
-    a hole between them that is explained elsewhere, therefore never share a run.
+    A run of losses has no hole. A wider range could hold numbers that are missing for another reason, found later.
     """
 
     def __init__(self) -> None:
         self.total: Counter[str] = Counter()
         self._runs: list[_Run] = []
 
-    def add(self, kind: str, seq: int, reason: Reason, *, joins: bool) -> None:
-        """Books one loss.
-
-        Args:
-            kind: Event type.
-            seq: The number it would have had.
-            reason: Why it was lost.
-            joins: True if nothing between the last loss and this one is missing for another reason.
-        """
+    def add(self, kind: str, seq: int, reason: Reason) -> None:
+        """Books the loss of an event of this type, which would have had this number."""
         self.total[kind] += 1
         run = self._runs[-1] if self._runs else None
-        if run is None or run.reason != reason or not joins:
+        if run is None or run.reason != reason or run.last_seq != seq - 1:
             run = _Run(reason, seq, seq)
             self._runs.append(run)
         run.last_seq = seq

@@ -99,7 +99,7 @@ class TelemetryHub:
         self._strict, self._require_complete = strict, require_complete
         self._mono_start = time.monotonic()
         log = LogFile(run_dir, _manifest_of(run_dir, run_id, attempt), rotate_bytes=rotate_bytes)
-        self._writer = LogWriter(log, first_seq=first_seq, retry_s=retry_s, complain=complain)
+        self._writer = LogWriter(log, retry_s=retry_s, complain=complain)
         self._heartbeat = Heartbeat(run_dir, run_id=run_id, attempt=attempt, every_s=heartbeat_s)
         # Guarded by the condition, which also tells of changes:
         self._changed = threading.Condition()
@@ -137,10 +137,9 @@ class TelemetryHub:
             seq = self._next_seq
             self._next_seq += 1
             if problem is not None:
-                self._drops.add(event.type.value, seq, "invalid", joins=False)
+                self._drops.add(event.type.value, seq, "invalid")
             elif len(self._queue) >= self._capacity and not EVENTS[event.type].must:
-                # Between two of these only events that are never lost were taken, so they share one explanation.
-                self._drops.add(event.type.value, seq, "queue_full", joins=True)
+                self._drops.add(event.type.value, seq, "queue_full")
             else:
                 self._queue.append((seq, wall, mono, event))
                 self._high_water = max(self._high_water, len(self._queue))

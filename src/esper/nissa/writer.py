@@ -31,7 +31,7 @@ class _Line(NamedTuple):
 class LogWriter:
     """Writes batches of events in order. `complain` tells a person."""
 
-    def __init__(self, log: LogFile, *, first_seq: int, retry_s: float, complain: Callable[[str], None]) -> None:
+    def __init__(self, log: LogFile, *, retry_s: float, complain: Callable[[str], None]) -> None:
         self.lost = Drops()
         """Losses that the log has not explained yet."""
         self.error: str | None = None
@@ -43,8 +43,6 @@ class LogWriter:
         self._log = log
         self._retry_s = retry_s
         self._complain = complain
-        self._last_seen = first_seq - 1
-        self._unbroken = False
         self._tried_at = self._complained_at = float("-inf")
 
     @property
@@ -92,7 +90,7 @@ class LogWriter:
             return _Line(event.seq, event.type, encode(event))
         except (TypeError, ValueError, OverflowError) as error:
             self._complain(f"{event.type.value} (seq {event.seq}) cannot be written as JSON and is lost: {error}")
-            self.lost.add(event.type.value, event.seq, "invalid", joins=False)
+            self.lost.add(event.type.value, event.seq, "invalid")
             return None
 
     def _advance(self, lines: list[_Line]) -> None:
@@ -103,7 +101,6 @@ class LogWriter:
                 try:
                     self._log.append(b"".join(line.text for line in chunk), [line.seq for line in chunk])
                     self.num_written += len(chunk)
-                    self._last_seen = chunk[-1].seq
                     continue
                 except OSError as error:
                     self._fail(error)
@@ -111,13 +108,10 @@ class LogWriter:
 
     def _hold(self, lines: list[_Line]) -> None:
         for line in lines:
-            self._unbroken = self._unbroken and line.seq == self._last_seen + 1
-            self._last_seen = max(line.seq, self._last_seen)
             if EVENTS[line.kind].must:
                 self._held.append(line)
             else:
-                self.lost.add(line.kind.value, line.seq, "write_failed", joins=self._unbroken)
-                self._unbroken = True
+                self.lost.add(line.kind.value, line.seq, "write_failed")
 
     def _fail(self, error: OSError) -> None:
         self.error = _say(error)
