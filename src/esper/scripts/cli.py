@@ -15,6 +15,7 @@ from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.bench_ppo import bench_ppo_command
 from esper.scripts.evaluate import evaluate_command
+from esper.scripts.export import export_command
 from esper.scripts.grow import grow_command
 from esper.scripts.query import query_command
 from esper.scripts.report import report_command
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "status": status_command,
     "query": query_command,
     "report": report_command,
+    "export": export_command,
     "verify": verify_command,
 }
 BENCHMARKS: dict[str, Callable[..., None]] = {
