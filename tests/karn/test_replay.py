@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import esper.karn.replay as replay_module
 from esper.karn.fold import fold_all
 from esper.karn.replay import BadLine, Follower, LogItem, find_run, find_runs, replay
 from esper.karn.view import EMPTY
@@ -112,6 +113,27 @@ def test_a_follower_misses_nothing_written_just_before_a_rotation(tmp_path: Path
     log.rotate()
     log.emit(T.RUN_ENDED, ended())
     assert places(list(follower.poll().items)) == [(0, 1), (0, 2)]
+
+
+def test_a_rotation_while_the_files_are_opened_hides_nothing_and_shows_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.rotate(0)
+    log.emit(T.RUN_STARTED, started())
+    follower = Follower(tmp_path)
+    list_segments = replay_module.segment_paths
+
+    def rotate_then_list(run_dir: Path) -> list[Path]:
+        log.rotate(1)
+        return list_segments(run_dir)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_module, "segment_paths", rotate_then_list)
+        assert places(list(follower.poll().items)) == [(0, 0), (0, 1)]
+    assert follower.poll().items == ()
+    assert places(list(replay(tmp_path))) == [(0, 0), (0, 1)]  # there is no active file now
 
 
 def test_a_follower_starts_afresh_when_a_new_attempt_takes_over(tmp_path: Path) -> None:

@@ -99,8 +99,10 @@ def open_log(run_dir: Path) -> Iterator[list[LogFile]]:
     The active file is opened first: a rotation that happens meanwhile can neither hide it nor show it twice.
     """
     with ExitStack() as stack:
-        active = run_dir / EVENTS_FILE
-        last = [_open(run_dir, active, stack)] if active.is_file() else []
+        try:
+            last = [_open(run_dir, run_dir / EVENTS_FILE, stack)]
+        except FileNotFoundError:  # a rotation closed it, and nothing was written since
+            last = []
         segments = [_open(run_dir, path, stack) for path in segment_paths(run_dir)]
         yield [file for file in segments if file.inode not in {file.inode for file in last}] + last
 
