@@ -49,7 +49,7 @@ def render_line(view: RunView, found: Verdict) -> str:
     """One line for a pipe: where the run is and what is said about it."""
     last = view.progress.last_round
     accuracy = "" if last is None else f"  accuracy {last.data.accuracy_mean_pct:.1f} %"
-    return clean(f"round {_count(view.progress.round)}{accuracy}  {_sentence(found.state, found.now)} [{found.why}]")
+    return clean(f"round {_count(view.progress.round)}{accuracy}  {found.headline} [{found.why}]")
 
 
 def _title(view: RunView) -> Text:
@@ -69,7 +69,7 @@ def _verdict(found: Verdict) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right", no_wrap=True)
     table.add_column()
-    table.add_row("now", Text(clean(_sentence(found.state, found.now)), style=_STYLES[found.severity]))
+    table.add_row("now", Text(clean(found.headline), style=_STYLES[found.severity]))
     table.add_row("why", Text(clean(found.why)))
     table.add_row("next", Text(clean(found.next)))
     for other in found.findings[1:]:
@@ -78,12 +78,8 @@ def _verdict(found: Verdict) -> RenderableType:
     return table
 
 
-def _sentence(state: State, now: str) -> str:
-    return now if now.startswith(state.value) else f"{state.value}: {now}"
-
-
 def _other(finding: Finding) -> Text:
-    text = Text(clean(_sentence(finding.state, finding.now)), style=_STYLES[finding.severity])
+    text = Text(clean(finding.headline), style=_STYLES[finding.severity])
     text.append(clean(f"  [{finding.why}]"), style="dim")
     return text
 

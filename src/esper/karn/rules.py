@@ -57,6 +57,16 @@ class Finding:
     next: str
     """What to do about it."""
 
+    @property
+    def headline(self) -> str:
+        """The state and what is the case, without saying it twice."""
+        return headline(self.state, self.now)
+
+
+def headline(state: State, now: str) -> str:
+    """One sentence that begins with the state."""
+    return now if now.startswith(state.value) else f"{state.value}: {now}"
+
 
 def _failed(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     ended = view.progress.ended
@@ -130,7 +140,7 @@ def _ended(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[
         now=f"{ended.data.status} after {ended.data.num_rounds_total} rounds"
         + ("" if best is None else f", best accuracy {best:.1f} %"),
         why=f"RUN_ENDED with status {ended.data.status} (seq {ended.seq})",
-        next="esper report RUN" if completed else _resume(view),
+        next="esper report RUN shows what came of it" if completed else _resume(view),
     )
 
 

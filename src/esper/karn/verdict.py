@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from esper.karn.process import Heartbeat
-from esper.karn.rules import RULES, Finding, State
+from esper.karn.rules import RULES, Finding, State, headline
 from esper.karn.view import RunView
 from esper.leyline import Severity, record
 
@@ -18,6 +18,11 @@ class Verdict:
     why: str
     next: str
     findings: tuple[Finding, ...]
+
+    @property
+    def headline(self) -> str:
+        """The state and what is the case, in one sentence."""
+        return headline(self.state, self.now)
 
 
 def verdict(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Verdict:
