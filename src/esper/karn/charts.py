@@ -34,6 +34,9 @@ STAGE_COLORS = {
 }
 HEAD_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION)
 WIDTH = 9.0
+ROUND, EPOCHS = "round", "epochs of the env since the run began"
+COUNTS = (ROUND, EPOCHS)
+"""Axes on which there is nothing between two whole numbers."""
 MAX_LANES = 12
 MAX_TIMELINE_EPISODES = 12
 
@@ -57,7 +60,7 @@ def learning_chart(story: Story) -> str | None:
     low, high = [m - s for m, s in zip(mean, spread, strict=True)], [m + s for m, s in zip(mean, spread, strict=True)]
     returns.fill_between(x, low, high, color=VERMILION, alpha=0.15, linewidth=0)
     _line(returns, x, mean, VERMILION, "mean, and deviation over envs")
-    returns.set(xlabel="round", ylabel="return")
+    returns.set(xlabel=ROUND, ylabel="return")
     returns.legend(loc="best")
     return _svg(figure)
 
@@ -72,11 +75,13 @@ def outcome_chart(story: Story) -> str | None:
     if not points:
         return None
     figure = _figure(3.8)
+    from matplotlib.ticker import MaxNLocator
+
     axes = figure.subplots()
     ratios, accuracies, rounds = zip(*points, strict=True)
     dots = axes.scatter(ratios, accuracies, c=rounds, cmap="viridis", s=24, alpha=0.8, linewidth=0)
     axes.set(xlabel="parameters, times the host's own", ylabel="final validation accuracy (%)")
-    figure.colorbar(dots, ax=axes, label="round")
+    figure.colorbar(dots, ax=axes, label=ROUND, ticks=MaxNLocator(integer=True))
     return _svg(figure)
 
 
@@ -97,7 +102,7 @@ def timeline_chart(story: Story) -> str | None:
     for episode in range(first, newest + 2):
         axes.axvline(episode * story.epochs_per_episode, color="black", linewidth=0.4)
     axes.set_yticks(range(len(lanes)), [f"env {env}  {slot_id}" for env, slot_id in lanes])
-    axes.set(xlabel="epochs of the env since the run began", ylim=(len(lanes) - 0.4, -0.6))
+    axes.set(xlabel=EPOCHS, ylim=(len(lanes) - 0.4, -0.6))
     axes.set_xlim(first * story.epochs_per_episode, (newest + 1) * story.epochs_per_episode)
     handles = [axes.barh(-9, 0, color=color) for color in STAGE_COLORS.values()]
     words = [name.lower() for name in STAGE_COLORS]
@@ -158,7 +163,7 @@ def policy_chart(story: Story) -> str | None:
         {"largest": [u.grad.norm_max for u in updates], "clipped at": [u.grad.clip_norm for u in updates]},
     )
     for axes in grid[2]:
-        axes.set(xlabel="round")
+        axes.set(xlabel=ROUND)
     return _svg(figure)
 
 
@@ -186,9 +191,12 @@ def _figure(height: float) -> Figure:
 
 def _svg(figure: Figure) -> str:
     from matplotlib import rc_context
+    from matplotlib.ticker import MaxNLocator
 
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_xlabel() in COUNTS:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     out = BytesIO()
     # The salt makes the ids inside the picture the same each time; text stays text and uses the reader's fonts.
     with rc_context({"svg.hashsalt": "esper", "svg.fonttype": "none"}):

@@ -11,7 +11,7 @@ from rich.text import Text
 from esper.karn.rules import Finding, State
 from esper.karn.verdict import Verdict
 from esper.karn.view import EnvNow, RunView
-from esper.leyline import LoggedEvent, Severity
+from esper.leyline import AnomalyDetected, GovernorStateChanged, LoggedEvent, Severity
 
 MAX_ENVS = 16
 MAX_NOTES = 8
@@ -188,12 +188,20 @@ def _note(event: LoggedEvent) -> Text:
         f" {name} {value}" for name, value in (("round", event.round), ("env", event.env)) if value is not None
     )
     text = Text(f"{event.seq:>8} ", style="dim")
-    text.append(clean(f"{event.type.value}{where}: {summary(event.data)}"), style=_STYLES[event.severity])
+    text.append(clean(f"{event.type.value}{where}: {describe(event.data)}"), style=_STYLES[event.severity])
     return text
 
 
-def summary(data: object) -> str:
-    """A payload in one line, whatever it is: what is set, in the order of its fields."""
+def describe(data: object) -> str:
+    """A payload in one line. Those that are met most have words of their own; of others, what is set is listed."""
+    match data:
+        case AnomalyDetected():
+            return f"{data.state}: {data.metric} {data.value:.4g}, limit {data.limit:.4g}; {data.detail}"
+        case GovernorStateChanged():
+            back = "; the host was set back" if data.rolled_back else ""
+            limit = "" if data.limit is None else f", limit {data.limit:.4g}"
+            moved = f"{data.from_state} to {data.to_state}"
+            return f"{moved}: {data.reason or 'recovered'}, validation loss {data.value:.4g}{limit}{back}"
     fields = ((name, getattr(data, name)) for name in data.__dataclass_fields__)  # type: ignore[attr-defined]
     return ", ".join(f"{name} {_short(value)}" for name, value in fields if value not in (None, "", (), {}))
 

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from esper.karn import charts
-from esper.karn.console import summary
+from esper.karn.console import describe
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
@@ -110,7 +110,7 @@ def _warning(event: LoggedEvent) -> dict[str, object]:
         "env": "" if event.env is None else event.env,
         "severity": event.severity.value,
         "type": event.type.value,
-        "text": summary(event.data),
+        "text": describe(event.data),
     }
 
 
