@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esper.karn.integrity import check_run
 from tests.karn.logs import RUN_ID, LogWriter, T, ended, events_dropped, started, write_round
@@ -149,3 +151,23 @@ def test_a_gap_is_sound_exactly_if_the_log_explains_it(counts: dict[str, int], s
     found = check_run(tmp_path)
     assert found.num_missing_seq == 3
     assert found.complete is sound, found.problems
+
+
+@given(lost=st.sets(st.integers(1, 60)), told=st.sets(st.integers(1, 60)))
+def test_any_gaps_are_sound_exactly_if_every_loss_is_told(
+    lost: set[int], told: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Losses are told one by one here, each as a range of its own."""
+    folder = tmp_path_factory.mktemp("gaps")
+    log = LogWriter(folder)
+    lines = [log.line(T.RUN_STARTED, started()) for _ in range(61)]
+    lines += [
+        log.line(T.EVENTS_DROPPED, events_dropped(counts={"ACTION_TAKEN": 1}, first_seq=seq, last_seq=seq))
+        for seq in sorted(told)
+    ]
+    lines.append(log.line(T.RUN_ENDED, ended()))
+    log.write(b"".join(line for seq, line in enumerate(lines) if seq not in lost))
+    write_manifest(folder)
+    found = check_run(folder)
+    assert found.complete is (lost == told), found.problems
+    assert (found.num_missing_seq, found.num_dropped) == (len(lost), len(told))

@@ -6,6 +6,7 @@ itself, and the log has an end.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def check_run(run_dir: Path, sink: Sink | None = None) -> Integrity:
         num_malformed=len(scan.bad),
         torn_tail_bytes=scan.torn_tail_bytes,
         num_superseded=scan.num_superseded,
-        num_missing_seq=sum(len(gap) for gap in scan.gaps),
+        num_missing_seq=sum(gap.stop - gap.start for gap in scan.gaps),
         num_dropped=sum(sum(drop.counts.values()) for drop in scan.drops),
         has_end=scan.has_end,
         problems=tuple(problems[:MAX_PROBLEMS]),
@@ -142,16 +143,23 @@ class _Scan:
 
 
 def _unexplained(gaps: Sequence[range], drops: Sequence[EventsDropped]) -> Iterator[str]:
-    """Gaps that no EVENTS_DROPPED covers, and reports of loss that the gaps do not bear out."""
+    """Gaps that no EVENTS_DROPPED covers, and reports of loss that the gaps do not bear out. Gaps are in order."""
+    begins = [gap.start for gap in gaps]
+    explained = [0] * len(gaps)
     for drop in drops:
+        first = max(bisect_right(begins, drop.first_seq) - 1, 0)
+        missing = 0
+        for place in range(first, bisect_right(begins, drop.last_seq)):
+            inside = _overlap(gaps[place], drop)
+            explained[place] += inside
+            missing += inside
         reported = sum(drop.counts.values())
-        missing = sum(_overlap(gap, drop) for gap in gaps)
         if missing != reported:
             span = f"seq {drop.first_seq} to {drop.last_seq}"
             yield f"EVENTS_DROPPED reports {reported} lost events in {span}, but {missing} are missing there"
-    for gap in gaps:
-        if sum(_overlap(gap, drop) for drop in drops) < len(gap):
-            yield f"seq {gap[0]} to {gap[-1]} are missing, and EVENTS_DROPPED does not explain all of them"
+    for gap, covered in zip(gaps, explained, strict=True):
+        if covered < gap.stop - gap.start:
+            yield f"seq {gap.start} to {gap.stop - 1} are missing, and EVENTS_DROPPED does not explain all of them"
 
 
 def _overlap(gap: range, drop: EventsDropped) -> int:

@@ -257,7 +257,7 @@ def _warnings(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterat
 def _alarms(view: RunView, state: State, *, critical: bool) -> Iterator[Finding]:
     """Open alarms of one severity, with those about the machine, in the order of the table."""
     found = [
-        (_ORDER[alarm.data.kind], _from_alarm(state, alarm))
+        (_ORDER.get(alarm.data.kind, len(_ORDER)), _from_alarm(state, alarm))
         for alarm in view.safety.alarms.values()
         if alarm.data.kind not in _PASSIVE and (alarm.severity is Severity.CRITICAL) is critical
     ]
@@ -270,14 +270,16 @@ def _alarms(view: RunView, state: State, *, critical: bool) -> Iterator[Finding]
 
 
 def _from_alarm(state: State, alarm: Cited[AnomalyDetected]) -> Finding:
+    """The build that wrote the log may know alarms that this one does not; then the log's own words must do."""
     data = alarm.data
     where = "" if alarm.env is None else f" in env {alarm.env}"
+    reason = THRESHOLDS[data.kind].reason if data.kind in THRESHOLDS else data.detail
     return Finding(
         state=state,
         severity=alarm.severity,
-        now=f"{THRESHOLDS[data.kind].reason}{where}",
+        now=f"{reason}{where}",
         why=f"{data.metric} {data.value:g}, limit {data.limit:g} (seq {alarm.seq})",
-        next=ADVICE[data.kind],
+        next=ADVICE.get(data.kind, "ask the Esper that wrote this log: this one does not know the alarm"),
     )
 
 
@@ -293,7 +295,8 @@ def _machine(view: RunView) -> Iterator[tuple[str, float, int]]:
         return
     seq, profile = view.machine.profile.seq, view.machine.profile.data
     for device in (profile.cuda or {}).values():
-        yield "gpu_memory_share", device.reserved_bytes / device.total_bytes, seq
+        if device.total_bytes > 0:
+            yield "gpu_memory_share", device.reserved_bytes / device.total_bytes, seq
     if profile.disk_free_bytes is not None:
         yield "disk_free_bytes", profile.disk_free_bytes, seq
     wall_ms = sum(phase.wall_ms for phase in profile.phases.values())
