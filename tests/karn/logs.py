@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, is_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -626,7 +626,3 @@ def ids_of(kind: TelemetryEventType) -> dict[str, int]:
     if scope == "run":
         return {}
     return {"round": 0} if scope == "round" else {"round": 0, "episode": 0, "env": 0, "epoch": 1}
-
-
-def as_plain(events: Iterator[Any]) -> list[dict[str, Any]]:
-    return [asdict(event) for event in events]

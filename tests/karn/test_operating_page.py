@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.rules import State
+from esper.karn.finding import State
 from esper.karn.sql_views import VIEWS
 from esper.leyline.thresholds import RECENT_ROUNDS, WARMUP_UPDATES
 from esper.scripts.cli import COMMANDS

@@ -10,10 +10,10 @@ import pytest
 
 import esper.karn
 from esper.karn.advice import ADVICE
+from esper.karn.finding import State
 from esper.karn.fold import fold_all
 from esper.karn.process import Heartbeat, ProcessState
 from esper.karn.replay import replay
-from esper.karn.rules import State
 from esper.karn.verdict import Verdict, verdict
 from esper.leyline import THRESHOLDS, CudaMemory, RunStatus, Severity
 from esper.leyline.thresholds import MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
@@ -109,7 +109,8 @@ def test_2_a_run_without_end_whose_process_is_gone_died(log: LogWriter) -> None:
         found = judge(log, heartbeat(process, age_s=STALE + 1))
         assert found.state is State.DIED
         assert "no checkpoint" in found.next
-        assert f"heartbeat_age_s {STALE + 1:.0f} > {STALE:g}" in found.why
+        assert f"heartbeat_age_s {STALE + 1:.0f}, limit {STALE:g}" in found.why
+        assert f"process 4711 is {process.value}" in found.why
 
 
 def test_2_without_a_heartbeat_file_the_age_of_the_log_decides(log: LogWriter) -> None:
@@ -117,6 +118,13 @@ def test_2_without_a_heartbeat_file_the_age_of_the_log_decides(log: LogWriter) -
     assert view.log.last_wall is not None
     assert verdict(view, None, view.log.last_wall + STALE).state is State.STEADY
     assert verdict(view, None, view.log.last_wall + STALE + 1).state is State.DIED
+
+
+def test_2_a_run_can_die_before_its_first_event(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.write(b"")
+    assert judge(log, heartbeat(ProcessState.GONE, age_s=STALE + 1)).state is State.DIED
+    assert verdict(fold_all(replay(tmp_path)), None, WALL).state is State.STARTING
 
 
 def damaged(log: LogWriter) -> None:
@@ -398,7 +406,7 @@ def numbers_in(source: str) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("module", ["verdict.py", "rules.py", "advice.py"])
+@pytest.mark.parametrize("module", ["verdict.py", "rules.py", "advice.py", "finding.py"])
 def test_the_code_that_judges_has_no_limits_of_its_own(module: str) -> None:
     source = (Path(esper.karn.__file__).parent / module).read_text()
     assert set(numbers_in(source)) <= {0}  # zero is "none at all", not a limit

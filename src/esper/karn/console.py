@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.rules import Finding, State
+from esper.karn.finding import Finding, State
 from esper.karn.verdict import Verdict
 from esper.karn.view import EnvNow, RunView
 from esper.leyline import AnomalyDetected, GovernorStateChanged, LoggedEvent, Severity

@@ -6,66 +6,19 @@ Limits come from the table of thresholds; there are none in here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import Enum
 from typing import TypeGuard
 
 from esper.karn.advice import ADVICE
+from esper.karn.finding import Finding, State
 from esper.karn.process import Heartbeat, ProcessState
 from esper.karn.view import Cited, RunView
-from esper.leyline import THRESHOLDS, AnomalyDetected, PPOUpdateCompleted, Severity, record
+from esper.leyline import THRESHOLDS, AnomalyDetected, PPOUpdateCompleted, Severity
 from esper.leyline.thresholds import MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
 
 _PASSIVE = ("decision_share", "wait_share")
 """Alarms about a policy that has nothing to decide, or decides nothing."""
 RESUME_COMMAND = "esper train --resume RUN"
 _ORDER = {metric: place for place, metric in enumerate(THRESHOLDS)}
-
-
-class State(str, Enum):
-    """What a run is doing, in one word."""
-
-    FAILED = "failed"
-    DIED = "died"
-    EVIDENCE_BROKEN = "evidence broken"
-    COMPLETED = "completed"
-    INTERRUPTED = "interrupted"
-    STALLED = "stalled"
-    BROKEN_UPDATE = "broken update"
-    UNSAFE = "unsafe"
-    REWARD_HACKING = "reward hacking"
-    STARTING = "starting"
-    WARMING_UP = "warming up"
-    ALARM = "alarm"
-    NOT_ACTING = "not acting"
-    WARNING = "warning"
-    IMPROVING = "improving"
-    PLATEAU = "plateau"
-    DEGRADING = "degrading"
-    STEADY = "steady"
-
-
-@record
-class Finding:
-    """One rule that matched, with its evidence."""
-
-    state: State
-    severity: Severity
-    now: str
-    """What is the case."""
-    why: str
-    """Metric, value, limit and sequence number."""
-    next: str
-    """What to do about it."""
-
-    @property
-    def headline(self) -> str:
-        """The state and what is the case, without saying it twice."""
-        return headline(self.state, self.now)
-
-
-def headline(state: State, now: str) -> str:
-    """One sentence that begins with the state."""
-    return now if now.startswith(state.value) else f"{state.value}: {now}"
 
 
 def _failed(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
@@ -81,22 +34,23 @@ def _failed(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator
 
 
 def _died(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
-    row = THRESHOLDS["heartbeat_age_s"]
-    last = view.log.last_wall
-    if view.progress.ended is not None or last is None or _is_alive(heartbeat):
+    if view.progress.ended is not None or _is_alive(heartbeat):
         return
-    age_s = wall - last if heartbeat is None else heartbeat.age_s
+    if heartbeat is not None:
+        age_s, process = heartbeat.age_s, f"process {heartbeat.status.pid} is {heartbeat.process.value}"
+    elif view.log.last_wall is not None:
+        age_s, process = wall - view.log.last_wall, "there is no heartbeat file"
+    else:
+        return
+    row = THRESHOLDS["heartbeat_age_s"]
     severity = row.severity_of(age_s)
     if severity is not None:
-        words = "and no heartbeat file"
-        if heartbeat is not None:
-            words = f"and process {heartbeat.status.pid} is {heartbeat.process.value}"
         yield Finding(
             state=State.DIED,
             severity=severity,
             now="the process is gone and left no end marker",
-            why=f"no RUN_ENDED after seq {view.log.last_seq}, heartbeat_age_s {age_s:.0f} > "
-            f"{row.limit_of(severity):g}, {words}",
+            why=f"no RUN_ENDED up to seq {view.log.last_seq}, heartbeat_age_s {age_s:.0f}, "
+            f"limit {row.limit_of(severity):g}, and {process}",
             next=_resume(view),
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from esper.karn.finding import Finding, State, headline
 from esper.karn.process import Heartbeat
-from esper.karn.rules import RULES, Finding, State, headline
+from esper.karn.rules import RULES
 from esper.karn.view import RunView
 from esper.leyline import Severity, record
 
