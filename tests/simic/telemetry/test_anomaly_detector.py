@@ -69,13 +69,21 @@ def around(row: Threshold, limit: float) -> tuple[float, float]:
     return (limit + gap, limit - gap) if row.direction == "below" else (limit - gap, limit + gap)
 
 
-@pytest.mark.parametrize("name", list(MAKERS))
-@pytest.mark.parametrize("severity", [Severity.WARNING, Severity.CRITICAL])
+LIMITS = [
+    (name, severity)
+    for name in MAKERS
+    for severity, limit in (
+        (Severity.WARNING, THRESHOLDS[name].warn),
+        (Severity.CRITICAL, THRESHOLDS[name].critical),
+    )
+    if limit is not None
+]
+
+
+@pytest.mark.parametrize(("name", "severity"), LIMITS)
 def test_a_row_speaks_just_beyond_its_limit(name: str, severity: Severity) -> None:
     row = THRESHOLDS[name]
-    limit = row.warn if severity is Severity.WARNING else row.critical
-    if limit is None:
-        pytest.skip(f"{name} has no limit for {severity.value}")
+    limit = row.limit_of(severity)
     good, bad = around(row, limit)
     quiet, loud = AnomalyDetector(), AnomalyDetector()
     warm(quiet)
