@@ -292,4 +292,4 @@ def test_mistakes_are_told_by_the_parser(everything: RunDatabase) -> None:
     with pytest.raises(ValueError, match='Did you mean "rounds"'):
         ask(everything, "select * from roundz")
     with pytest.raises(ValueError, match="syntax error"):
-        ask(everything, "selct 1")
+        ask(everything, "select from 1")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from esper.leyline import (
+    HEAD_NAMES,
     ActionExecutionResult,
     ActionMasks,
     ActionSpec,
@@ -112,7 +113,7 @@ class AgentPolicy:
     def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
         self.observation = self._observe(state)
         memory = None if self.decision is None else self.decision.state
-        self.decision = self.agent.act(self.observation, self.cards, memory, self._generator(state))
+        self.decision = self.agent.act(self.observation, self.cards, memory, self._uniforms(state))
         ids = [report.env_id for report in state.reports]
         return [parse_sampled_action(env_id, self.decision.action(env), self.layout) for env, env_id in enumerate(ids)]
 
@@ -134,12 +135,13 @@ class AgentPolicy:
             [global_row(view) for view in views], [slot_rows(view) for view in views], state.post_action_masks
         )
 
-    def _generator(self, state: ActionExecutionResult) -> torch.Generator | None:
+    def _uniforms(self, state: ActionExecutionResult) -> torch.Tensor | None:
         if self.greedy:
             return None
         # An env whose episode ended early no longer counts epochs, so the step is that of the furthest one.
         episode, step = state.reports[0].episode, max(report.epochs_done for report in state.reports)
-        return torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, step, "act"))
+        generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, step, "act"))
+        return torch.rand(len(state.reports), len(HEAD_NAMES), generator=generator)
 
 
 class LearningPolicy(AgentPolicy):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.leyline import HEADS, OPS
+from esper.leyline import HEAD_NAMES, HEADS, OPS
 from esper.simic.agent.sampling import Choice, Exploration, choose
 from esper.simic.agent.tamiyo_inputs import OP, Observation, one_step
 from tests.simic.agent.rounds import lived_buffer, small_agent, small_world
@@ -137,7 +137,8 @@ def test_sample_and_evaluate_agree_bit_for_bit_on_the_same_inputs() -> None:
             obs_ND=rollout.inputs.obs_TND[step], slot_obs_NSF=rollout.inputs.slot_obs_TNSF[step], masks=masks
         )
         generator = torch.Generator().manual_seed(step)
-        decision = agent.act(seen, rollout.inputs.cards, memory, generator)
+        uniforms_NH = torch.rand(seen.obs_ND.shape[0], len(HEAD_NAMES), generator=generator)
+        decision = agent.act(seen, rollout.inputs.cards, memory, uniforms_NH)
         choice, values = agent.evaluate(one_step(seen, rollout.inputs.cards, memory), decision.actions_NH[None])
         assert torch.equal(choice.log_probs_BH, decision.log_probs_NH)
         assert torch.equal(choice.entropies_BH, decision.entropies_NH)

@@ -141,7 +141,8 @@ def _moment(buffer: TamiyoRolloutBuffer) -> Observation:
 
 def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, Decision]:
     """A choice at that moment, and 1 for waiting."""
-    decision = agent.act(moment, cards, None, torch.Generator().manual_seed(episode))
+    draws_NH = torch.rand(moment.obs_ND.shape[0], len(HEAD_NAMES), generator=torch.Generator().manual_seed(episode))
+    decision = agent.act(moment, cards, None, draws_NH)
     return (decision.actions_NH[:, OP] == LifecycleOp.WAIT).float(), decision
 
 

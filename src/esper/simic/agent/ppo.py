@@ -85,7 +85,7 @@ class PPOAgent:
 
     @torch.inference_mode()
     def act(
-        self, observation: Observation, cards: Cards, state: LSTMState | None, generator: torch.Generator | None
+        self, observation: Observation, cards: Cards, state: LSTMState | None, uniforms_NH: Tensor | None
     ) -> Decision:
         """Chooses for all envs.
 
@@ -93,11 +93,10 @@ class PPOAgent:
             observation: N envs now.
             cards: The blueprints of their layout.
             state: Memory from the last decision; None at the start of the episodes.
-            generator: Where samples come from. None is greedy: the most likely choice, no exploration.
+            uniforms_NH: Draws in [0, 1) that decide the samples. None is greedy: the most likely choice, no
+                exploration.
         """
-        num_envs = observation.obs_ND.shape[0]
         forward = self.network(self._remember(one_step(observation, cards, state)))
-        uniforms_NH = None if generator is None else torch.rand(num_envs, len(HEAD_NAMES), generator=generator)
         choice = choose(forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH)
         return Decision(
             actions_NH=choice.actions_BH,

@@ -125,6 +125,12 @@ class TamiyoRolloutBuffer:
             storage_TN[row].copy_(values_N)
         self.position += 1
 
+    def truncate(self, env: int, bootstrap: float) -> None:
+        """Cuts an env's sequence off after the row written last, which then counts on with this value."""
+        if self.position:
+            self.truncated_TN[self.position - 1, env] = True
+            self.bootstraps_TN[self.position - 1, env] = bootstrap
+
     def rollout(self) -> Rollout[TamiyoInputs]:
         """The rows written so far, without copying."""
         rows = slice(self.position)

@@ -1,0 +1,287 @@
+"""The policy side of the engine: turns states into observations, choices into specs, steps into priced experience.
+
+Streams, processes and loaders are unknown here. A learning client, a frozen policy and a fixed controller all play in
+the same step loop.
+"""
+
+# N envs, H heads
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from esper.leyline import (
+    HEAD_NAMES,
+    ActionExecutionResult,
+    ActionOutcome,
+    ActionSpec,
+    EpochReport,
+    PolicyProtocol,
+    derive_seed,
+)
+from esper.simic.agent.ppo import Decision, PPOAgent
+from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
+from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation
+from esper.simic.agent.tamiyo_network import NetworkShape
+from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.control.normalization import RewardNormalizer
+from esper.simic.training.accounts import EpisodeAccounts, EpisodeStats, Pricing, StepAccount
+from esper.simic.training.action_execution import parse_sampled_action
+from esper.tamiyo.features import (
+    CARD_COLUMNS,
+    GLOBAL_COLUMNS,
+    SLOT_COLUMNS,
+    EnvView,
+    FeatureContext,
+    card_rows,
+    global_row,
+    slot_rows,
+)
+
+
+def network_shape(blueprints: Sequence[str]) -> NetworkShape:
+    """The shape of a network that sees Tamiyo's features."""
+    return NetworkShape(
+        global_columns=tuple(column.name for column in GLOBAL_COLUMNS),
+        global_normalised=tuple(column.normalised for column in GLOBAL_COLUMNS),
+        slot_columns=tuple(column.name for column in SLOT_COLUMNS),
+        slot_normalised=tuple(column.normalised for column in SLOT_COLUMNS),
+        card_columns=tuple(column.name for column in CARD_COLUMNS),
+        blueprints=tuple(blueprints),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFacts:
+    """One finished step of all envs, for whoever keeps the log."""
+
+    before: ActionExecutionResult
+    after: ActionExecutionResult
+    specs: tuple[ActionSpec, ...]
+    accounts: tuple[StepAccount | None, ...]
+    scaled: tuple[float | None, ...]
+    """Rewards as the agent learns from them; None where there is nothing to learn."""
+    decision: Decision | None
+    """What the agent thought; None for a fixed controller."""
+
+
+OnStep = Callable[[StepFacts], None]
+
+
+def _ignore(facts: StepFacts) -> None:
+    """Nobody keeps a log."""
+
+
+class FrozenPolicy:
+    """The agent as a controller that plays and does not learn.
+
+    Samples are drawn per env from a generator keyed by run seed, env, episode and step, so a choice does not depend
+    on which envs play beside it.
+
+    Args:
+        agent: Its weights and statistics stay as they are.
+        context: The hosts it will meet; they may have other slots than those it was trained with.
+        run_seed: Key of the samples.
+        greedy: True takes the most likely choice and draws nothing.
+    """
+
+    def __init__(self, agent: PPOAgent, context: FeatureContext, *, run_seed: int, greedy: bool) -> None:
+        self.agent = agent
+        self.context = context
+        self.run_seed = run_seed
+        self.greedy = greedy
+        self._cards = make_cards(card_rows(context.layout), context.layout.blueprints, agent.shape.blueprints)
+        self._observation: Observation
+        self._decision: Decision | None = None
+        self._previous: ActionExecutionResult | None = None
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Forgets the last episodes."""
+        self._decision, self._previous = None, None
+
+    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
+        """Chooses for every env."""
+        self._observation = self._observe(state)
+        memory = None if self._decision is None else self._decision.state
+        self._decision = self.agent.act(self._observation, self._cards, memory, self._uniforms(state))
+        return [
+            parse_sampled_action(report.env_id, self._decision.action(env), self.context.layout)
+            for env, report in enumerate(state.reports)
+        ]
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        """Remembers the last state: the next observation shows what changed."""
+        self._previous = before
+
+    def _observe(self, state: ActionExecutionResult) -> Observation:
+        views = [
+            EnvView(
+                report=report,
+                masks=masks,
+                previous=None if self._previous is None else self._previous.reports[env],
+                outcome=state.outcomes[env] if state.outcomes else None,
+                context=self.context,
+            )
+            for env, (report, masks) in enumerate(zip(state.reports, state.post_action_masks, strict=True))
+        ]
+        return make_observation(
+            [global_row(view) for view in views], [slot_rows(view) for view in views], state.post_action_masks
+        )
+
+    def _uniforms(self, state: ActionExecutionResult) -> torch.Tensor | None:
+        if self.greedy:
+            return None
+        rows = []
+        for report in state.reports:
+            rng_seed = derive_seed(self.run_seed, report.env_id, report.episode, report.epochs_done, "act")
+            rows.append(torch.rand(len(HEAD_NAMES), generator=torch.Generator().manual_seed(rng_seed)))
+        return torch.stack(rows)
+
+
+class SimicClient(FrozenPolicy):
+    """The agent as a controller that samples, is paid, remembers a round and learns from it.
+
+    Args:
+        agent: Learns in `update`.
+        context: The hosts.
+        pricing: The reward.
+        scale: Reward scale; frozen during a round, refreshed after its update.
+        run_seed: Key of the samples.
+        on_step: Told about every finished step.
+    """
+
+    def __init__(
+        self,
+        agent: PPOAgent,
+        context: FeatureContext,
+        pricing: Pricing,
+        scale: RewardNormalizer,
+        *,
+        run_seed: int,
+        on_step: OnStep = _ignore,
+    ) -> None:
+        super().__init__(agent, context, run_seed=run_seed, greedy=False)
+        self.accounts = EpisodeAccounts(pricing)
+        self.scale = scale
+        self.on_step = on_step
+        self._horizon = pricing.config.horizon
+        self._specs: tuple[ActionSpec, ...] = ()
+        self._paid: list[list[float]] = []
+        self._buffer: TamiyoRolloutBuffer | None = None
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Starts a round."""
+        super().begin(state)
+        self.accounts.begin(state)
+        self._paid = [[] for _ in state.reports]
+        if self._buffer is None or self._buffer.num_envs != len(state.reports):
+            self._buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state), self._cards)
+        self._buffer.clear()
+
+    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
+        """Samples for every env."""
+        specs = super().act(state)
+        self._specs = tuple(specs)
+        return specs
+
+    def compute_reward(self, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
+        """Reward of a transition that the round has reached."""
+        env = next(env for env, spec in enumerate(self._specs) if spec.env_id == before.env_id)
+        return self.accounts.compute(env, before, outcome, after).components.total
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        """Prices the step and writes it into the buffer."""
+        assert self._buffer is not None
+        assert self._decision is not None
+        super().store(before, after)
+        self._bootstrap_lost(before, after)
+        accounts = self.accounts.book(before, after)
+        rewards = [None if account is None else account.components.total for account in accounts]
+        scaled = tuple(None if reward is None else self.scale.normalize_only(reward) for reward in rewards)
+        self._buffer.write(self._batch(after, scaled))
+        for paid, reward in zip(self._paid, rewards, strict=True):
+            paid += [] if reward is None else [reward]
+        self.on_step(
+            StepFacts(
+                before=before,
+                after=after,
+                specs=self._specs,
+                accounts=accounts,
+                scaled=scaled,
+                decision=self._decision,
+            )
+        )
+
+    def _batch(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> StepBatch:
+        assert self._decision is not None
+        num_envs = len(scaled)
+        return StepBatch(
+            observation=self._observation,
+            actions_NH=self._decision.actions_NH,
+            log_probs_NH=self._decision.log_probs_NH,
+            usable_NH=self._decision.usable_NH,
+            values_N=self._decision.values_N,
+            rewards_N=torch.tensor([0.0 if reward is None else reward for reward in scaled]),
+            terminated_N=torch.tensor([report.terminal for report in after.reports]),
+            truncated_N=torch.zeros(num_envs, dtype=torch.bool),
+            valid_N=torch.tensor([reward is not None for reward in scaled]),
+            bootstraps_N=torch.zeros(num_envs),
+        )
+
+    def _bootstrap_lost(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        """Losing a worker is outside the game: the last complete row of its envs counts on with the critic's value."""
+        assert self._buffer is not None
+        assert self._decision is not None
+        for env, report in enumerate(before.reports):
+            if report.env_id in after.truncated_bootstrap_targets and not report.terminal:
+                self._buffer.truncate(env, float(self._decision.values_N[env]))
+
+    def update(self) -> PPOUpdateMetrics:
+        """Learns from the round; only then may the reward scale move."""
+        assert self._buffer is not None
+        metrics = self.agent.update(self._buffer)
+        self.scale.update(reward for paid in self._paid for reward in paid)
+        return metrics
+
+    def episode_stats(self) -> tuple[EpisodeStats, ...]:
+        """The round's episodes, in env order."""
+        return self.accounts.episodes()
+
+
+class FixedClient:
+    """A controller that follows a rule: paid and logged like a learning one, but `update` learns nothing."""
+
+    def __init__(self, policy: PolicyProtocol, pricing: Pricing, *, on_step: OnStep = _ignore) -> None:
+        self.policy = policy
+        self.accounts = EpisodeAccounts(pricing)
+        self.on_step = on_step
+        self._specs: tuple[ActionSpec, ...] = ()
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Starts a round."""
+        self.accounts.begin(state)
+        self.policy.begin(state)
+
+    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
+        """Asks the rule."""
+        self._specs = tuple(self.policy.act(state))
+        return self._specs
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        """Prices the step for the log."""
+        self.policy.store(before, after)
+        accounts = self.accounts.book(before, after)
+        nothing = (None,) * len(accounts)
+        self.on_step(
+            StepFacts(before=before, after=after, specs=self._specs, accounts=accounts, scaled=nothing, decision=None)
+        )
+
+    def update(self) -> None:
+        """Nothing to learn."""
+
+    def episode_stats(self) -> tuple[EpisodeStats, ...]:
+        """The round's episodes, in env order."""
+        return self.accounts.episodes()
