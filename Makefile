@@ -2,11 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-<<<<<<< HEAD
-EXTRAS := dev,onnx,plots,bench,runs
-=======
-EXTRAS := dev,onnx,plots,bench,metrics
->>>>>>> nissa
+EXTRAS := dev,onnx,plots,bench,metrics,runs
 # Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
 export OMP_NUM_THREADS := 1
 
