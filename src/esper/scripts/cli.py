@@ -32,6 +32,7 @@ from esper.scripts.query import query_command
 from esper.scripts.report import report_command
 from esper.scripts.sandbox import sandbox_command
 from esper.scripts.status import status_command
+from esper.scripts.study import study_command
 from esper.scripts.tasks import tasks_command
 from esper.scripts.train import train_command
 from esper.scripts.verify import verify_command
@@ -40,6 +41,7 @@ from esper.scripts.verify import verify_command
 COMMANDS: dict[str, Callable[..., None]] = {
     "grow": grow_command,
     "train": train_command,
+    "study": study_command,
     "evaluate": evaluate_command,
     "tasks": tasks_command,
     "sandbox": sandbox_command,

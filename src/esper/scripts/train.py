@@ -80,7 +80,7 @@ def train_command(
         config = resolve(controller, preset, config_json, changes)
         _check_before_writing(config, data_dir)
         start = start_new(config, telemetry_dir, run_id)
-    _run(start, data_dir)
+    run_and_show(start, data_dir)
 
 
 def _check_before_writing(config: TrainingConfig, data_dir: Path | None) -> None:
@@ -94,7 +94,12 @@ def _check_before_writing(config: TrainingConfig, data_dir: Path | None) -> None
     load_task_data(training_task(config), data_dir)
 
 
-def _run(start: Start, data_dir: Path | None) -> None:
+def run_and_show(start: Start, data_dir: Path | None) -> None:
+    """Trains from where the run stands, with progress and a table at the end.
+
+    Raises:
+        SystemExit: The run was stopped, or its log has gaps.
+    """
     from esper.scripts.train_display import TrainingDisplay, outcome_table, progress_bars
     from esper.simic.training.session import run_session
     from esper.simic.training.stop_signals import StopSignals

@@ -33,6 +33,7 @@ BAD = [
     ("gamma", float("nan")),
     ("calibration_runs", -1),
     ("calibration_runs", 3),
+    ("advantage_std_floor", 0.0),
     ("lam", 1.1),
     ("ppo_epochs", 0),
     ("minibatches", 0),

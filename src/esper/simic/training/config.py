@@ -213,8 +213,22 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 
 # ---- presets and overrides
 
+_DIGITS = {
+    "envs": 16,
+    "rounds": 60,
+    "episode_length": 20,
+    "lr": 1e-3,
+    "ppo_epochs": 8,
+    "entropy_coef": 0.05,
+    "entropy_coef_final": 0.005,
+}
+"""Chosen on controller-validation of digits_blind."""
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
+    "demo": {**_DIGITS, "task": "digits_blind", "param_budget": 1_300, "rounds": 20, "envs": 12},
+    "digits_blind": {**_DIGITS, "task": "digits_blind", "param_budget": 1_300},
+    "digits_saturated": {**_DIGITS, "task": "digits_saturated", "param_budget": 7_215},
+    "digits_conv": {**_DIGITS, "task": "digits_conv", "param_budget": 2_000},
     "smoke": {"rounds": 2, "envs": 2, "episode_length": 5, "minibatches": 2, "calibration_runs": 0},
     "cifar_baseline": {"task": "cifar_baseline", "rounds": 100, "envs": 8, "calibration_runs": 5},
 }

@@ -1,0 +1,113 @@
+"""`esper study`: from nothing to a published table: train policies, tune their rivals, judge all on test data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from esper.scripts.evaluate import evaluate_command
+from esper.scripts.train import run_and_show
+
+if TYPE_CHECKING:
+    from esper.simic.training.session import Start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is claimed about, and on how much."""
+
+    description: str
+    preset: str
+    """Recipe of the policies; it names the task."""
+    policies: int = 3
+    """Policies that are trained independently, with run seeds 0, 1, ..."""
+    seeds: int = 20
+    """Paired run seeds of the evaluation."""
+    tune_episodes: int = 64
+    """Episodes that each tunable rival gets."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that differ."""
+
+
+STUDIES: dict[str, Study] = {
+    "demo": Study(
+        description="one short training and five pairs: shows the way, proves nothing",
+        preset="demo",
+        policies=1,
+        seeds=5,
+        tune_episodes=0,
+    ),
+    "digits_blind": Study(description="growth is needed: where and what both matter", preset="digits_blind"),
+    "digits_saturated": Study(
+        description="growth is not needed: the right answer is to wait", preset="digits_saturated"
+    ),
+    "digits_conv": Study(description="a small sighted host with some room to grow", preset="digits_conv"),
+}
+
+
+def study_command(
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=f"One of {', '.join(STUDIES)}.")],
+    out: Annotated[Path, tyro.conf.arg(help="Folder for runs and results.")] = Path("runs/studies"),
+    workers: Annotated[int | None, tyro.conf.arg(help="Worker processes; default: one per core.")] = None,
+    quick: Annotated[bool, tyro.conf.arg(help="One policy and five pairs: not evidence, but the whole way.")] = False,
+) -> None:
+    """Train policies, tune the fixed controllers, and compare all of them on the test split.
+
+    Everything that is finished is kept: a second start goes on where the first one stopped, in the middle of a
+    training too. What is claimed, and on how many seeds, is fixed in the code before any result exists.
+    """
+    if name not in STUDIES:
+        raise ValueError(f"unknown study {name!r}. Known: {', '.join(STUDIES)}")
+    from esper.simic.training.config import preset
+    from esper.tolaria.runtime import usable_cores
+
+    study, console = STUDIES[name], Console()
+    count = usable_cores() if workers is None else workers
+    folder = out / (f"{name}-quick" if quick else name)
+    console.print(f"[bold]{name}[/bold]: {study.description}", soft_wrap=True)
+    runs = []
+    for seed in range(1 if quick else study.policies):
+        start = _start(study, folder, seed, count)
+        if start.rounds_done < start.config.rounds:
+            run_and_show(start, None)
+        runs.append(start.run.path)
+    config = preset(study.preset)
+    common: dict[str, Any] = {
+        "task": config.task,
+        "epochs": config.episode_length,
+        "budget": config.param_budget,
+        "workers": count,
+        "out": folder / "evaluation",
+    }
+    tuned = folder / "evaluation" / "tuned.json"
+    episodes = 16 if quick else study.tune_episodes
+    if episodes and not tuned.is_file():
+        evaluate_command(**common, tune=True, tune_episodes=episodes)
+    evaluate_command(
+        **common,
+        arms=("all",),
+        policy=tuple(map(str, runs)),
+        seeds=5 if quick else study.seeds,
+        tuned=tuned if episodes else None,
+    )
+
+
+def _start(study: Study, folder: Path, seed: int, workers: int) -> Start:
+    """The training of one policy: from its newest checkpoint, or from the beginning."""
+    from esper.simic.training.checkpoint import checkpoint_folders
+    from esper.simic.training.config import preset, with_overrides
+    from esper.simic.training.run_dir import open_run
+    from esper.simic.training.session import start_again, start_new
+    from esper.simic.training.storage import remove
+
+    path = folder / f"policy-{seed}"
+    if path.is_dir() and checkpoint_folders(open_run(path)):
+        return start_again(path, {"workers": workers})
+    if path.is_dir():
+        remove(path)  # it was stopped before its first checkpoint
+    config = with_overrides(preset(study.preset), {**study.changes, "seed": seed, "workers": workers})
+    return start_new(config, folder, path.name)

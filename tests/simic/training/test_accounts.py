@@ -1,0 +1,104 @@
+"""Episodes in the books: lost workers, rollbacks, and what a step pays."""
+
+from dataclasses import replace
+
+import pytest
+
+from esper.leyline import RollbackReason
+from esper.simic.client import SimicClient
+from esper.simic.training.accounts import EpisodeAccounts
+from esper.simic.training.vectorized import open_trainer
+from esper.simic.training.vectorized_trainer import NeverStop
+from tests.simic.training.runs import TINY, Listening
+
+
+@pytest.fixture(scope="module")
+def played():
+    heard = Listening()
+    with open_trainer(replace(TINY, rounds=1), heard, NeverStop()) as trainer:
+        trainer.run()
+        assert isinstance(trainer.client, SimicClient)
+    return heard.steps, trainer.client
+
+
+def changed(state, env, **fields):
+    reports = [replace(report, **fields) if i == env else report for i, report in enumerate(state.reports)]
+    return replace(state, reports=tuple(reports))
+
+
+def booked(steps, client, change=lambda number, after: after):
+    accounts = EpisodeAccounts(client.accounts.pricing)
+    accounts.begin(steps[0].before)
+    before, rows = steps[0].before, []
+    for number, facts in enumerate(steps):
+        after = change(number, facts.after)
+        rows.append(accounts.book(before, after))
+        before = after
+    return rows, accounts.episodes()
+
+
+def test_replaying_the_steps_gives_the_same_books(played):
+    steps, client = played
+    rows, episodes = booked(steps, client)
+    assert rows == [facts.accounts for facts in steps]
+    assert episodes == client.episode_stats()
+
+
+def test_a_rollback_is_paid_where_it_happened_and_ends_the_episode(played):
+    steps, client = played
+
+    def roll_back(number, after):
+        if number < 1:
+            return after
+        return changed(after, 0, terminal=True, rollback_reason=RollbackReason.DIVERGENCE)
+
+    rows, episodes = booked(steps, client, roll_back)
+    penalty = client.accounts.pricing.config.weights.rollback
+    assert rows[1][0].components.amounts["rollback"] == -penalty
+    assert [row[0] for row in rows[2:]] == [None, None]
+    assert episodes[0].end == "rolled_back"
+    assert episodes[0].num_epochs == 2
+    assert episodes[1] == client.episode_stats()[1], "the other env is not concerned"
+
+
+def test_a_lost_worker_ends_the_episode_without_a_price(played):
+    steps, client = played
+
+    def lose(number, after):
+        if number < 2:
+            return after
+        gone = changed(after, 1, terminal=True)
+        return replace(gone, truncated_bootstrap_targets={gone.reports[1].env_id: None})
+
+    rows, episodes = booked(steps, client, lose)
+    assert rows[1][1] is not None
+    assert [row[1] for row in rows[2:]] == [None, None]
+    assert (episodes[1].end, episodes[1].num_epochs) == ("worker_lost", 2)
+
+
+def test_a_lost_env_counts_on_with_the_critics_value():
+    """Losing a worker is outside the game: its last complete row is cut off, and the critic says what would follow."""
+    heard = Listening()
+    with open_trainer(replace(TINY, rounds=1), heard, NeverStop()) as trainer:
+        client = trainer.client
+        assert isinstance(client, SimicClient)
+        trainer.run_round()
+        steps = list(heard.steps)
+        client.begin(steps[0].before)
+        before = steps[0].before
+        for number, facts in enumerate(steps):
+            client.act(before)
+            after = facts.after
+            if number >= 2:
+                gone = changed(after, 1, terminal=True)
+                after = replace(gone, truncated_bootstrap_targets={gone.reports[1].env_id: None})
+            values = client._decision.values_N.clone()
+            client.store(before, after)
+            if number == 2:
+                expected = values[1]
+            before = after
+        rollout = client._buffer.rollout()
+    assert rollout.truncated_TN[:, 1].tolist() == [False, True, False, False]
+    assert rollout.bootstraps_TN[1, 1] == expected
+    assert rollout.valid_TN[:, 1].tolist() == [True, True, False, False]
+    assert not rollout.truncated_TN[:, 0].any()
