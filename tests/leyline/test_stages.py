@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from esper.leyline import TRANSITIONS, Cause, Gate, LifecycleOp, SeedStage, SlotTransition, TelemetryEventType
-from esper.leyline.telemetry import SeedEnded, SeedGerminated, SeedStageChanged, transition_event
+from esper.leyline import (
+    TRANSITIONS,
+    Cause,
+    Gate,
+    LifecycleOp,
+    SeedEnded,
+    SeedGerminated,
+    SeedStage,
+    SeedStageChanged,
+    SlotTransition,
+    TelemetryEventType,
+    transition_event,
+)
 
 S = SeedStage
 
@@ -86,5 +97,10 @@ def test_every_move_becomes_one_event_of_its_kind(source: SeedStage, target: See
     else:
         assert event.type is TelemetryEventType.SEED_STAGE_CHANGED
         assert isinstance(data, SeedStageChanged)
-        assert (data.from_stage, data.to_stage, data.alpha_share, data.epochs_in_stage) == (source, target, 0.25, 3)
+        assert (data.from_stage, data.to_stage, data.alpha_share, data.epochs_in_stage) == (
+            source.name,
+            target.name,
+            0.25,
+            3,
+        )
     assert (data.seed_id, data.slot_id) == ("r0c1.2", "r0c1")

@@ -1,6 +1,29 @@
-"""Errors that more than one package raises or handles."""
+"""Errors that more than one package raises or handles, and the codes a process ends with."""
 
 from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a command ended. Scripts and schedulers rely on these numbers."""
+
+    DONE = 0
+    UNEXPECTED = 1
+    """A defect: there is a traceback."""
+    USAGE = 2
+    """Usage, configuration or data."""
+    LOG_INCOMPLETE = 3
+    """Trained to the end, but the event log has gaps."""
+    CHECKPOINT = 4
+    """No checkpoint could be used."""
+    NUMERIC = 5
+    """Non-finite updates or too many rollbacks."""
+    STORAGE = 6
+    WORKERS = 7
+    HANGUP = 129
+    INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class IllegalOperation(RuntimeError):
@@ -21,3 +44,26 @@ class DataDamaged(ValueError):
 
 class ModelFileError(ValueError):
     """A saved model cannot be read or does not match this code. Nothing was loaded."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used. The message says which, and what was expected and found."""
+
+
+class RunBusy(RuntimeError):
+    """Another process holds the run directory. The message says which and since when."""
+
+
+class StorageError(RuntimeError):
+    """Something could not be made durable. What was durable before still is."""
+
+    def __init__(self, what: str, error: OSError, *, needed_bytes: int | None, free_bytes: int | None) -> None:
+        self.errno = error.errno
+        self.needed_bytes = needed_bytes
+        """None: not known."""
+        self.free_bytes = free_bytes
+        """None: the file system did not say."""
+        sizes = [f"{needed_bytes:,} bytes needed"] if needed_bytes is not None else []
+        sizes += [f"{free_bytes:,} bytes free"] if free_bytes is not None else []
+        told = f" ({', '.join(sizes)})" if sizes else ""
+        super().__init__(f"cannot write {what}: {error.strerror or error}{told}")

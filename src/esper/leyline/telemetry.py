@@ -1,11 +1,15 @@
-"""Events: their names, their envelope, and the facts a growing model reports. No encoding, no transport."""
+"""Events: their names, what a producer says, and the one event of each lifecycle move. No encoding, no transport.
+
+What each type carries is in the `*_payloads` modules, what is promised about it in `catalogue`.
+"""
 
 from __future__ import annotations
 
 from enum import Enum
 
+from esper.leyline.env_payloads import SeedEnded, SeedGerminated, SeedStageChanged
 from esper.leyline.record import record
-from esper.leyline.stages import Cause, SeedStage, SlotTransition
+from esper.leyline.stages import SeedStage, SlotTransition
 
 
 class TelemetryEventType(str, Enum):
@@ -59,81 +63,6 @@ class TelemetryEvent:
     """The payload: one frozen record per event type."""
 
 
-@record
-class SeedGerminated:
-    """A seed was planted."""
-
-    seed_id: str
-    slot_id: str
-    blueprint: str
-    blend: str
-    params: int
-    initiator: Cause
-
-
-@record
-class SeedStageChanged:
-    """A seed moved; births, fossils and prunes have events of their own."""
-
-    seed_id: str
-    slot_id: str
-    from_stage: SeedStage
-    to_stage: SeedStage
-    alpha_share: float
-    epochs_in_stage: int
-    cause: Cause
-
-
-@record
-class SeedEnded:
-    """A seed was kept for good or removed: the payload of SEED_FOSSILIZED and SEED_PRUNED."""
-
-    seed_id: str
-    slot_id: str
-    blueprint: str
-    params: int
-    epochs_total: int
-    contribution_pp: float | None
-    initiator: Cause
-
-
-@record
-class GovernorStateChanged:
-    """The governor changed its mind about a host, or set it back."""
-
-    from_state: str
-    to_state: str
-    """A GovernorState value."""
-    reason: str | None
-    """A RollbackReason value; None on the way back to healthy."""
-    value: float
-    """The validation loss that was judged. After a rollback this event is the only place that has it."""
-    limit: float | None
-    median: float | None
-    spread: float | None
-    num_consecutive: int
-    first_epoch: int | None
-    """Where the trouble began: the first suspect epoch of the streak."""
-    restored_epoch: int | None
-    """Epoch whose end the host was set back to; None if it was not set back or went back to the untrained host."""
-    rolled_back: bool
-
-
-@record
-class WorkerStateChanged:
-    """A worker was lost, came back by replay, or was given up for the round."""
-
-    worker_id: int
-    kind: str
-    state: str
-    """"lost", "recovered" or "abandoned"."""
-    env_ids: tuple[int, ...]
-    exit_code: int | None
-    error: str
-    num_epochs_replayed: int
-    downtime_ms: float
-
-
 def transition_event(
     move: SlotTransition, *, episode: int | None, env: int | None, epoch: int | None
 ) -> TelemetryEvent:
@@ -165,6 +94,7 @@ def _payload(move: SlotTransition) -> tuple[TelemetryEventType, SeedGerminated |
             slot_id=move.slot_id,
             blueprint=move.blueprint,
             params=move.params,
+            from_stage=move.source.name,
             epochs_total=move.age_epochs,
             contribution_pp=move.contribution_pp,
             initiator=move.cause,
@@ -172,8 +102,8 @@ def _payload(move: SlotTransition) -> tuple[TelemetryEventType, SeedGerminated |
     return TelemetryEventType.SEED_STAGE_CHANGED, SeedStageChanged(
         seed_id=move.seed_id,
         slot_id=move.slot_id,
-        from_stage=move.source,
-        to_stage=move.target,
+        from_stage=move.source.name,
+        to_stage=move.target.name,
         alpha_share=move.alpha,
         epochs_in_stage=move.epochs_in_stage,
         cause=move.cause,

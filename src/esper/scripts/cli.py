@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from esper.leyline import DataDamaged, DataNotFound, ModelFileError
+from esper.leyline import CheckpointError, DataDamaged, DataNotFound, ExitCode, ModelFileError, RunBusy, StorageError
 from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.bench_ppo import bench_ppo_command
@@ -32,26 +32,31 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
     "ppo": bench_ppo_command,
 }
 
-USER_ERRORS = (ValueError, DataNotFound, DataDamaged, ModelFileError, ImportError, PermissionError, NotADirectoryError)
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
+# What a person can mend gets one line and no traceback. The first row that fits decides.
+EXIT_CODES: tuple[tuple[tuple[type[Exception], ...], ExitCode], ...] = (
+    ((CheckpointError,), ExitCode.CHECKPOINT),
+    ((StorageError,), ExitCode.STORAGE),
+    ((ValueError, DataNotFound, DataDamaged, ModelFileError, RunBusy), ExitCode.USAGE),
+    ((ImportError, PermissionError, NotADirectoryError), ExitCode.USAGE),
+)
+USER_ERRORS = tuple(kind for kinds, _ in EXIT_CODES for kind in kinds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs one subcommand. What the user got wrong is one line and exit code 2; ESPER_DEBUG=1 adds the traceback."""
+    """Runs one subcommand. What a person can mend is one line and an exit code; ESPER_DEBUG=1 adds the traceback."""
     try:
         tyro.cli(_commands(), prog="esper", description="Esper grows neural networks while they train.", args=argv)
     except USER_ERRORS as error:
         if os.environ.get("ESPER_DEBUG"):
             traceback.print_exc()
         sys.stderr.write(f"esper: error: {error}\n")
-        raise SystemExit(EXIT_USAGE) from None
+        raise SystemExit(next(code for kinds, code in EXIT_CODES if isinstance(error, kinds))) from None
     except BrokenPipeError:
         # The reader of a pipe has had enough, as with `| head`. Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        raise SystemExit(ExitCode.INTERRUPTED) from None
 
 
 def _commands() -> Any:

@@ -158,7 +158,7 @@ def _story(event: TelemetryEvent) -> str:
         SeedStage.EMBARGOED: "rests",
         SeedStage.DORMANT: "is free again",
     }
-    return f"{told.slot_id}  {words[told.to_stage]}"
+    return f"{told.slot_id}  {words[SeedStage[told.to_stage]]}"
 
 
 def _seed_table(run: HostRun) -> Table:

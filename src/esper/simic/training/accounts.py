@@ -155,9 +155,10 @@ class EpisodeAccounts:
 
 def _close(book: _Book) -> EpisodeStats:
     last, ops = book.last, book.ops
-    germinated, fossilized, pruned = (
-        ops[op.name] for op in (LifecycleOp.GERMINATE, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE)
-    )
+    germinated, fossilized = ops[LifecycleOp.GERMINATE.name], ops[LifecycleOp.FOSSILIZE.name]
+    # A seed that fails its probe leaves without an op. What a rollback undid is still a seed without an end.
+    undone = book.end == "rolled_back"
+    alive = germinated - fossilized - ops[LifecycleOp.PRUNE.name] if undone else last.num_live
     return EpisodeStats(
         env_id=last.env_id,
         episode=last.episode,
@@ -171,8 +172,8 @@ def _close(book: _Book) -> EpisodeStats:
         params_ratio=last.total_params / last.host_params,
         num_germinated=germinated,
         num_fossilized=fossilized,
-        num_pruned=pruned,
-        num_alive=germinated - fossilized - pruned,
+        num_pruned=germinated - fossilized - alive,
+        num_alive=alive,
         num_contributing_fossils=sum(
             slot.stage is SeedStage.FOSSILIZED and (slot.contribution_pp or 0.0) > 0.0 for slot in last.slots
         ),

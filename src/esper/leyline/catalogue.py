@@ -1,0 +1,188 @@
+"""The catalogue: what each event type carries, which ids it needs, and whether it may be lost. No encoding, no queues.
+
+The version covers all types: renaming or removing a field or changing a meaning raises it, a new optional field does
+not. Readers ignore unknown fields and refuse a newer version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum, IntEnum
+
+from esper.leyline.env_payloads import (
+    ActionTaken,
+    CoalitionMeasured,
+    EpisodeCompleted,
+    EpochCompleted,
+    GateEvaluated,
+    GovernorStateChanged,
+    RewardHackingSuspected,
+    SeedEnded,
+    SeedGerminated,
+    SeedStageChanged,
+)
+from esper.leyline.policy_payloads import AnomalyDetected, PPOUpdateCompleted
+from esper.leyline.record import record
+from esper.leyline.run_payloads import (
+    CheckpointRecorded,
+    ChoiceStats,
+    EventsDropped,
+    ProfileMeasured,
+    RoundCompleted,
+    RunEnded,
+    RunStarted,
+    TrendDetected,
+    WorkerStateChanged,
+)
+from esper.leyline.telemetry import Severity, TelemetryEvent, TelemetryEventType
+
+SCHEMA_VERSION = 1
+
+
+class TelemetryLevel(IntEnum):
+    """How much a run tells. It never reaches training."""
+
+    OFF = 0
+    MINIMAL = 1
+    NORMAL = 2
+    DEBUG = 3
+
+
+class Scope(str, Enum):
+    """Which ids an event must carry; the others must be absent."""
+
+    RUN = "run"
+    ROUND = "round"
+    ENV = "env"
+    """round, episode, env and epoch."""
+    ROUND_OR_ENV = "round/env"
+    """All four, or the round alone."""
+
+
+@record
+class EventSpec:
+    """What is promised about one type."""
+
+    payload: type
+    scope: Scope
+    must: bool
+    """Never dropped. Types that can carry severity error or critical are."""
+    training_fact: bool
+    """Equal in equal runs, whatever the machine, the workers or the restarts; timing fields apart."""
+    level: TelemetryLevel
+    """The lowest level that tells it."""
+
+
+def _spec(
+    payload: type, scope: Scope, *, must: bool = True, fact: bool = True, level: TelemetryLevel = TelemetryLevel.MINIMAL
+) -> EventSpec:
+    return EventSpec(payload=payload, scope=scope, must=must, training_fact=fact, level=level)
+
+
+_T = TelemetryEventType
+_NORMAL = TelemetryLevel.NORMAL
+
+EVENTS: dict[TelemetryEventType, EventSpec] = {
+    _T.RUN_STARTED: _spec(RunStarted, Scope.RUN, fact=False),
+    _T.RUN_ENDED: _spec(RunEnded, Scope.RUN, fact=False),
+    _T.ROUND_COMPLETED: _spec(RoundCompleted, Scope.ROUND),
+    _T.EPISODE_COMPLETED: _spec(EpisodeCompleted, Scope.ENV),
+    _T.EPOCH_COMPLETED: _spec(EpochCompleted, Scope.ENV, must=False, level=_NORMAL),
+    _T.ACTION_TAKEN: _spec(ActionTaken, Scope.ENV, must=False, level=_NORMAL),
+    _T.SEED_GERMINATED: _spec(SeedGerminated, Scope.ENV),
+    _T.SEED_STAGE_CHANGED: _spec(SeedStageChanged, Scope.ENV),
+    _T.GATE_EVALUATED: _spec(GateEvaluated, Scope.ENV, must=False, level=_NORMAL),
+    _T.SEED_FOSSILIZED: _spec(SeedEnded, Scope.ENV),
+    _T.SEED_PRUNED: _spec(SeedEnded, Scope.ENV),
+    _T.COALITION_MEASURED: _spec(CoalitionMeasured, Scope.ENV, must=False, level=_NORMAL),
+    _T.GOVERNOR_STATE_CHANGED: _spec(GovernorStateChanged, Scope.ENV),
+    _T.PPO_UPDATE_COMPLETED: _spec(PPOUpdateCompleted, Scope.ROUND),
+    _T.ANOMALY_DETECTED: _spec(AnomalyDetected, Scope.ROUND_OR_ENV),
+    _T.REWARD_HACKING_SUSPECTED: _spec(RewardHackingSuspected, Scope.ENV),
+    _T.TREND_DETECTED: _spec(TrendDetected, Scope.ROUND, must=False),
+    _T.PROFILE_MEASURED: _spec(ProfileMeasured, Scope.ROUND, must=False, fact=False),
+    _T.CHOICE_STATS: _spec(ChoiceStats, Scope.ROUND, must=False),
+    _T.CHECKPOINT_RECORDED: _spec(CheckpointRecorded, Scope.RUN, fact=False),
+    _T.WORKER_STATE_CHANGED: _spec(WorkerStateChanged, Scope.RUN, fact=False),
+    _T.EVENTS_DROPPED: _spec(EventsDropped, Scope.RUN, fact=False),
+}
+
+TIMING_SUFFIXES: tuple[str, ...] = ("_ms", "_s")
+"""Payload fields with these endings are times of the machine, no training facts."""
+
+_IDS: tuple[str, ...] = ("round", "episode", "env", "epoch")
+_REQUIRED: dict[Scope, tuple[frozenset[str], ...]] = {
+    Scope.RUN: (frozenset(),),
+    Scope.ROUND: (frozenset({"round"}),),
+    Scope.ENV: (frozenset(_IDS),),
+    Scope.ROUND_OR_ENV: (frozenset(_IDS), frozenset({"round"})),
+}
+
+
+@record
+class LoggedEvent:
+    """One line of the log: an event with everything the hub adds. Field order is the order of keys in the file."""
+
+    v: int
+    run: str
+    attempt: int
+    """Which start of the run wrote the line: 0 first, +1 per resume."""
+    seq: int
+    """Position in the run, +1 per accepted or dropped event, so a missing number is a lost event."""
+    wall: float
+    """Unix seconds when the event was accepted. For people and joins across runs, never for durations."""
+    mono: float
+    """Seconds since this attempt began. Comparable only within one attempt."""
+    type: TelemetryEventType
+    severity: Severity
+    round: int | None
+    episode: int | None
+    env: int | None
+    epoch: int | None
+    group: str
+    """The cohort of the run. One run directory holds one group."""
+    data: object
+
+
+def make_event(
+    kind: TelemetryEventType,
+    data: object,
+    severity: Severity = Severity.INFO,
+    *,
+    round: int | None = None,
+    episode: int | None = None,
+    env: int | None = None,
+    epoch: int | None = None,
+) -> TelemetryEvent:
+    """An event with the ids that are given."""
+    return TelemetryEvent(type=kind, severity=severity, round=round, episode=episode, env=env, epoch=epoch, data=data)
+
+
+def check_event(event: TelemetryEvent) -> None:
+    """Holds an event against the catalogue.
+
+    Raises:
+        ValueError: The payload is of another type, or an id is missing or out of place.
+    """
+    spec = EVENTS[event.type]
+    if type(event.data) is not spec.payload:
+        raise ValueError(f"{event.type.value} carries a {spec.payload.__name__}, got a {type(event.data).__name__}")
+    given = frozenset(name for name in _IDS if getattr(event, name) is not None)
+    if given not in _REQUIRED[spec.scope]:
+        wanted = " or ".join(", ".join(n for n in _IDS if n in ids) or "no ids" for ids in _REQUIRED[spec.scope])
+        got = ", ".join(n for n in _IDS if n in given) or "no ids"
+        raise ValueError(f"{event.type.value} needs {wanted}; got {got}")
+
+
+def fill_ids(event: TelemetryEvent, *, round: int, episode: int, env: int, epoch: int) -> TelemetryEvent:
+    """The event with its ids filled in.
+
+    Raises:
+        ValueError: An id is already set to another value.
+    """
+    wanted = {"round": round, "episode": episode, "env": env, "epoch": epoch}
+    for name, value in wanted.items():
+        have = getattr(event, name)
+        if have is not None and have != value:
+            raise ValueError(f"{event.type.value} already has {name} {have}, which is not {value}")
+    return replace(event, round=round, episode=episode, env=env, epoch=epoch)

@@ -1,0 +1,288 @@
+"""The one table of alarm limits. Detector, verdict, views and the operators' page read it; nobody else has limits.
+
+All values are starting points, to be fitted again on healthy runs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from esper.leyline.record import record
+from esper.leyline.telemetry import Severity
+
+WARMUP_UPDATES = 5
+"""Updates at the start of a run during which only rows without a warm-up of their own apply."""
+MIN_USABLE = 20
+"""Decisions below which the entropy of a head is not judged."""
+GRAD_WINDOW = 20
+GRAD_MIN_HISTORY = 10
+"""Updates of gradient norms that are remembered, and needed, to speak of drift."""
+LOSS_WINDOW = 10
+"""Epochs of validation loss that are remembered."""
+TREND_WINDOW_ROUNDS = 10
+MIN_TREND_SHARE = 0.1
+"""Share of the rounds after which a trend is worth telling."""
+RECENT_ROUNDS = 2
+"""Rounds for which a rollback stays news."""
+MIN_PROGRESS_S = 10.0
+"""The shortest epoch time that silence is measured by."""
+RANSOM_IMPROVEMENT_PP = -0.2
+"""A host this far below waiting is worse off; a seed that still claims to contribute looks like ransomware."""
+DEAD_ZERO_SHARE = 0.9
+EXPLODING_LARGE_SHARE = 0.1
+"""A layer is dead above this share of zero gradients, exploding above this share of large ones."""
+CLEAR_HIGH = 2.0 / 3.0
+CLEAR_LOW = 1.5
+"""An alarm clears when the value is back at this multiple of the limit that raised it."""
+
+Direction = Literal["above", "at_least", "below"]
+Checked = Literal["update", "epoch", "reward", "trend", "machine"]
+
+
+@record
+class Threshold:
+    """One row: what is bad, how bad, and for how long."""
+
+    metric: str
+    unit: str
+    low: float | None
+    high: float | None
+    """The range the metric can have; None for no bound."""
+    warn: float | None
+    critical: float | None
+    direction: Direction
+    num_consecutive: int
+    """Checks in a row before the alarm is entered."""
+    warmup: int
+    """Updates at the start of a run during which the row is silent."""
+    checked: Checked
+    """Who evaluates it, and when: the detector per update or epoch, the rewards, the trend, or the verdict."""
+    reason: str
+
+    def severity_of(self, value: float) -> Severity | None:
+        """How bad a value is; None for harmless. What is not a number is as bad as it gets."""
+        if self._beyond(value, self.critical):
+            return Severity.CRITICAL
+        return Severity.WARNING if self._beyond(value, self.warn) else None
+
+    def limit_of(self, severity: Severity) -> float:
+        """The limit that raises this severity."""
+        limit = self.critical if severity is Severity.CRITICAL else self.warn
+        assert limit is not None, f"{self.metric} has no limit for {severity.value}"
+        return limit
+
+    def clears(self, value: float) -> bool:
+        """True if the value is far enough on the good side to end an alarm."""
+        limit = self.critical if self.warn is None else self.warn
+        assert limit is not None, f"{self.metric} has no limits"
+        if self.direction == "below":
+            return value >= max(limit, CLEAR_LOW * limit)
+        return value <= CLEAR_HIGH * limit
+
+    def _beyond(self, value: float, limit: float | None) -> bool:
+        if limit is None:
+            return False
+        if math.isnan(value):
+            return True
+        if self.direction == "below":
+            return value < limit
+        return value > limit or (self.direction == "at_least" and value == limit)
+
+
+_X = "times"
+_SHARE = "share"
+
+
+def _row(
+    metric: str,
+    unit: str,
+    bounds: tuple[float | None, float | None],
+    direction: Direction,
+    limits: tuple[float | None, float | None],
+    reason: str,
+    *,
+    checked: Checked = "update",
+    warmup: int = WARMUP_UPDATES,
+    runs: int = 1,
+) -> Threshold:
+    return Threshold(
+        metric=metric,
+        unit=unit,
+        low=bounds[0],
+        high=bounds[1],
+        warn=limits[0],
+        critical=limits[1],
+        direction=direction,
+        num_consecutive=runs,
+        warmup=warmup,
+        checked=checked,
+        reason=reason,
+    )
+
+
+_POSITIVE = (0.0, None)
+_UNIT = (0.0, 1.0)
+
+_ROWS: tuple[Threshold, ...] = (
+    _row(
+        "num_nonfinite",
+        "count",
+        _POSITIVE,
+        "above",
+        (None, 0),
+        "losses, gradients, ratios, observations or memory that are not numbers; tested first, since NaN defeats "
+        "every comparison",
+        warmup=0,
+    ),
+    _row(
+        "skipped_updates",
+        "updates in a row",
+        _POSITIVE,
+        "at_least",
+        (1, 3),
+        "no finite minibatch; at the critical limit the trainer stops",
+        warmup=0,
+    ),
+    _row(
+        "kl_over_target",
+        _X,
+        _POSITIVE,
+        "above",
+        (2, 6),
+        "steps too large: the KL stop should end an update near 1.5 times its target",
+    ),
+    _row("approx_kl", "nats", _POSITIVE, "below", (1e-7, None), "the policy does not move", runs=3),
+    _row("clip_share", _SHARE, _UNIT, "above", (0.3, 0.5), "steps too large"),
+    _row("ratio_max", _X, _POSITIVE, "above", (2, 5), "off-policy blow-up", warmup=0),
+    _row("ratio_min", _X, _POSITIVE, "below", (0.5, 0.1), "probability of taken actions collapses", warmup=0),
+    _row("entropy_share", _SHARE, _UNIT, "below", (0.10, 0.05), "the head collapses onto one choice", runs=3),
+    _row("value_nrmse", _X, _POSITIVE, "above", (1.0, 2.0), "the critic is no better than predicting the mean"),
+    _row(
+        "return_corr", "correlation", (-1.0, 1.0), "below", (0.3, 0.0), "the critic is unrelated to returns", warmup=20
+    ),
+    _row("grad_norm_over_clip", _X, _POSITIVE, "above", (10, 100), "clipping hides an explosion", warmup=0),
+    _row(
+        "grad_drift",
+        "abs ln",
+        _POSITIVE,
+        "above",
+        (math.log(5.0), None),
+        "gradient norm far from the median of the last updates",
+    ),
+    _row("lstm_saturated_share", _SHARE, _UNIT, "above", (0.2, 0.5), "memory outputs stuck at their bound"),
+    _row("lstm_c_rms", "rms", _POSITIVE, "above", (10, 50), "cell runaway"),
+    _row("lstm_h_rms", "rms", _UNIT, "below", (1e-4, 1e-6), "dead memory"),
+    _row("observation_outlier_share", _SHARE, _UNIT, "above", (0.01, 0.05), "the normaliser is off"),
+    _row("observation_clipped_share", _SHARE, _UNIT, "above", (0.01, 0.05), "the normaliser is off"),
+    _row("observation_drift", "deviations", _POSITIVE, "above", (1, 2), "frozen statistics are stale"),
+    _row("decision_share", _SHARE, _UNIT, "below", (0.3, 0.05), "nothing to decide, so nothing to learn from"),
+    _row("wait_share", _SHARE, _UNIT, "above", (0.95, 0.99), "passive policy: it waits although it could act"),
+    _row("rollbacks_per_100_episodes", "count", _POSITIVE, "above", (2, 10), "unsafe growth", warmup=0),
+    _row("shaping_share", _SHARE, _UNIT, "above", (0.5, 0.8), "shaping terms are farmed", warmup=0),
+    _row("seed_grad_health", _SHARE, _UNIT, "below", (0.7, 0.3), "sick seed", checked="epoch", warmup=0),
+    _row("seed_grad_ratio", _X, _POSITIVE, "below", (0.01, None), "dormant seed", checked="epoch", warmup=0),
+    _row(
+        "val_loss_ratio",
+        _X,
+        _POSITIVE,
+        "above",
+        (2, None),
+        "loss far above its recent median; warns before the governor acts by limits of its own",
+        checked="epoch",
+        warmup=0,
+    ),
+    _row(
+        "attribution_ratio",
+        _X,
+        _POSITIVE,
+        "at_least",
+        (5, None),
+        "the seeds claim many times what they brought together",
+        checked="reward",
+        warmup=0,
+    ),
+    _row(
+        "ransom_contribution_pp",
+        "pp",
+        (None, None),
+        "at_least",
+        (None, 1.0),
+        "removal would hurt although the host is worse than if it had only waited",
+        checked="reward",
+        warmup=0,
+    ),
+    _row(
+        "plateau_pp",
+        "pp",
+        _POSITIVE,
+        "below",
+        (0.5, None),
+        "size of the change of rolling accuracy below which it is a plateau",
+        checked="trend",
+        warmup=0,
+    ),
+    _row(
+        "trend_pp",
+        "pp",
+        _POSITIVE,
+        "at_least",
+        (2.0, None),
+        "size of the change of rolling accuracy that is an improvement or a degradation",
+        checked="trend",
+        warmup=0,
+    ),
+    _row(
+        "silence_epochs",
+        "median epochs",
+        _POSITIVE,
+        "above",
+        (5, 20),
+        "no progress of the training thread: stalled",
+        checked="machine",
+        warmup=0,
+    ),
+    _row(
+        "heartbeat_age_s",
+        "s",
+        _POSITIVE,
+        "above",
+        (None, 15),
+        "the process no longer writes its status",
+        checked="machine",
+        warmup=0,
+    ),
+    _row(
+        "gpu_memory_share",
+        _SHARE,
+        _UNIT,
+        "above",
+        (0.85, 0.95),
+        "the device is nearly full",
+        checked="machine",
+        warmup=0,
+    ),
+    _row(
+        "disk_free_bytes",
+        "bytes",
+        _POSITIVE,
+        "below",
+        (2e9, 2e8),
+        "log and checkpoints will soon fail",
+        checked="machine",
+        warmup=0,
+    ),
+    _row(
+        "telemetry_cpu_share",
+        _SHARE,
+        _UNIT,
+        "above",
+        (0.01, 0.03),
+        "telemetry costs too much",
+        checked="machine",
+        warmup=0,
+    ),
+)
+
+THRESHOLDS: dict[str, Threshold] = {row.metric: row for row in _ROWS}
+"""Rows by metric, in the order in which alarms matter."""

@@ -1,0 +1,159 @@
+"""A run's directory: its name, its birth, its one owner. What the files in it hold is others' business."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from esper.leyline import RunBusy, StorageError, record
+from esper.leyline.rundir import CHECKPOINTS_DIR, LOCK_FILE
+from esper.simic.training import storage
+from esper.simic.training.foreign import refusal
+
+_RUN_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
+_PROBE = b"Esper writes here.\n" * 256
+SPARE_CHECKPOINTS = 3
+"""Free space for fewer than this many checkpoints is worth a warning."""
+
+
+@record
+class RunDir:
+    """One run on disk."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The directory's name."""
+        return self.path.name
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / CHECKPOINTS_DIR
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Holds the run for this process, and clears away what a dead owner left unfinished.
+
+        The kernel gives the lock back when the process ends, however it ends.
+
+        Raises:
+            RunBusy: Another process holds it.
+        """
+        descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(descriptor, 200).decode(errors="replace").strip()
+                raise RunBusy(
+                    f"run directory {self.path} is in use by {holder or 'another process'}. "
+                    "Wait for it, stop it, or start a run of your own"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"process {os.getpid()} since {_now():%Y-%m-%d %H:%M:%S} UTC\n".encode())
+            storage.remove_temp(self.checkpoints)
+            yield
+        finally:
+            # The file stays: were it removed, two processes could hold locks on two files of that name.
+            os.close(descriptor)
+
+
+def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
+    """Makes a new run directory and proves that it can be written to.
+
+    Args:
+        runs_dir: Where runs live; made if needed.
+        run_id: The new directory's name; by default the time in UTC and six random digits.
+
+    Raises:
+        ValueError: The name is not allowed, or there is such a run already.
+        StorageError: The directory cannot be made, or a file in it cannot be made durable.
+    """
+    if run_id is None:
+        run_id = f"{_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    check_run_id(run_id)
+    run = RunDir(path=Path(runs_dir).absolute() / run_id)
+    try:
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkdir(run.path)
+        _furnish(run)
+    except FileExistsError as error:
+        if not run.path.is_dir():
+            raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=None) from error
+        raise ValueError(f"there is a run {run_id} in {runs_dir} already. Resume it, or choose another name") from None
+    except OSError as error:
+        free = storage.free_bytes(run.path.parent)
+        raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=free) from error
+    return run
+
+
+def _furnish(run: RunDir) -> None:
+    """Makes the folders and proves them with a real write; on an error, nothing of the run is left."""
+    try:
+        os.mkdir(run.checkpoints)
+        probe = storage.make_temp_folder(run.checkpoints)
+        storage.write_bytes(probe / "probe", _PROBE)
+        storage.remove(probe)
+        storage.sync_folder(run.path)
+        storage.sync_folder(run.path.parent)
+    except OSError:
+        shutil.rmtree(run.path, ignore_errors=True)
+        raise
+
+
+def open_run(path: str | Path) -> RunDir:
+    """Finds an existing run directory.
+
+    Raises:
+        ValueError: There is none; the message says what is there instead.
+        OSError: A file in its place cannot be read.
+    """
+    run = RunDir(path=Path(path).absolute())
+    if not run.path.exists():
+        raise ValueError(f"there is no run directory {path}")
+    if not run.path.is_dir():
+        raise ValueError(
+            refusal(run.path) or f"{path} is no folder. Expected a run directory, the one that holds {CHECKPOINTS_DIR}/"
+        )
+    if run.path.parent.name == CHECKPOINTS_DIR:
+        raise ValueError(f"{path} is inside a run. Expected the run directory itself: {run.path.parent.parent}")
+    if not run.checkpoints.is_dir():
+        raise ValueError(f"{path} is not a run directory: it has no folder {CHECKPOINTS_DIR}")
+    return run
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuses names that could leave the runs folder, hide, or need quoting.
+
+    Raises:
+        ValueError: The name is not allowed.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise ValueError(
+            f"run id {run_id!r} is not allowed. Expected 1 to 64 letters, digits, dots, underscores and hyphens, "
+            "and no dot at the start"
+        )
+
+
+def space_warning(run: RunDir, checkpoint_bytes: int) -> str | None:
+    """What to tell the user if the disk has no room for a few checkpoints more; None if it has, or does not say."""
+    free = storage.free_bytes(run.path)
+    if free is None or free >= SPARE_CHECKPOINTS * checkpoint_bytes:
+        return None
+    return (
+        f"{run.path}: {free:,} bytes free, and one checkpoint takes {checkpoint_bytes:,}. "
+        f"Make room for at least {SPARE_CHECKPOINTS}, or saving will fail"
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

@@ -1,0 +1,72 @@
+"""Between the loop and the agent: how long schedules run, and when failed updates end a run. Knows no hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from esper.simic.agent.types import PPOUpdateMetrics
+
+MAX_SKIPPED_UPDATES = 3
+
+
+class Learner(Protocol):
+    """Anything that learns from the round it has just played."""
+
+    def update(self) -> PPOUpdateMetrics | None:
+        """One update; None for a controller that does not learn."""
+
+
+class UpdatesFailed(RuntimeError):
+    """Several updates in a row could not be performed: the policy no longer learns."""
+
+
+def run_ppo_updates(learner: Learner, num_skipped: int) -> tuple[PPOUpdateMetrics | None, int]:
+    """Lets the policy learn from a round, and counts how many updates in a row were skipped.
+
+    Args:
+        learner: Has the round in its buffer.
+        num_skipped: Updates skipped in a row so far.
+
+    Returns:
+        The metrics, and the new count.
+
+    Raises:
+        UpdatesFailed: This is the third skipped update in a row.
+    """
+    metrics = learner.update()
+    if metrics is None or metrics["performed"]:
+        return metrics, 0
+    if num_skipped + 1 >= MAX_SKIPPED_UPDATES:
+        raise UpdatesFailed(
+            f"{num_skipped + 1} updates in a row were skipped, the last because {metrics['skip_reason']}. The last "
+            "checkpoint is intact; look at the rewards and observations of the last rounds"
+        )
+    return metrics, num_skipped + 1
+
+
+def calculate_entropy_anneal_steps(
+    total_episodes: int, batches_per_episode: int, epochs_per_batch: int, anneal_fraction: float
+) -> int:
+    """Env steps over which the schedules of a run come to their end.
+
+    Args:
+        total_episodes: Rounds of the run.
+        batches_per_episode: Envs that play a round side by side.
+        epochs_per_batch: Steps of an episode.
+        anneal_fraction: Share of the run, in (0, 1].
+
+    Raises:
+        ValueError: A count is below 1 or the share is out of its range.
+    """
+    counts = {
+        "total_episodes": total_episodes,
+        "batches_per_episode": batches_per_episode,
+        "epochs_per_batch": epochs_per_batch,
+    }
+    for name, count in counts.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count}")
+    if not 0.0 < anneal_fraction <= 1.0:
+        raise ValueError(f"anneal_fraction must be in (0, 1], got {anneal_fraction}")
+    return max(1, round(total_episodes * batches_per_episode * epochs_per_batch * anneal_fraction))

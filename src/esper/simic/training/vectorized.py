@@ -1,0 +1,152 @@
+"""The composition root of a training run: builds every part, hands them to each other, runs the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from esper.leyline import BatchSummary, HostLayout
+from esper.runtime.datasets import Dataset
+from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import FixedClient, SimicClient, network_shape
+from esper.simic.control.normalization import RewardNormalizer
+from esper.simic.rewards import Calibration, default_gamma
+from esper.simic.training.accounts import Pricing
+from esper.simic.training.calibration import load_or_calibrate, reward_config
+from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
+from esper.simic.training.env_factory import build_worker, make_worker_spec
+from esper.simic.training.run_state import RunState
+from esper.simic.training.vectorized_trainer import NeverStop, Recorder, Silent, StopRequest, VectorizedPPOTrainer
+from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.features import FeatureContext
+from esper.tamiyo.situation import Setting
+from esper.tolaria.pool import EnginePool
+from esper.tolaria.runtime import usable_cores
+
+CALIBRATIONS_DIR = "calibrations"
+
+
+def train_ppo_vectorized(
+    config: TrainingConfig | None = None, /, **overrides: Any
+) -> tuple[PPOAgent, list[BatchSummary]]:
+    """Trains a policy and returns it with the summaries of its rounds. Nothing is written to disk.
+
+    Args:
+        config: What to train; the defaults if None.
+        overrides: Fields of the configuration that are to differ.
+
+    Raises:
+        ValueError: A field is unknown or out of range, or the controller does not learn.
+    """
+    config = with_overrides(TrainingConfig() if config is None else config, overrides)
+    if config.controller != LEARNED:
+        raise ValueError(f"controller must be {LEARNED!r} to train a policy, got {config.controller!r}")
+    with open_trainer(config, Silent(), NeverStop()) as trainer:
+        history = trainer.run()
+    assert isinstance(trainer.client, SimicClient)
+    return trainer.client.agent, history
+
+
+@contextmanager
+def open_trainer(
+    config: TrainingConfig,
+    recorder: Recorder,
+    stop: StopRequest,
+    *,
+    data_dir: Path | None = None,
+    cache: Path | None = None,
+    saved: RunState | None = None,
+) -> Iterator[VectorizedPPOTrainer]:
+    """Builds every part of a run around its workers, which live as long as the `with` block.
+
+    Args:
+        config: What was asked for.
+        recorder: Log and checkpoints.
+        stop: Whether to stop early.
+        data_dir: Where the data lies, if not in a usual place.
+        cache: Folder in which calibrations are kept; None measures anew.
+        saved: Boundary to go on from; None starts at round 0.
+    """
+    task = training_task(config)
+    data = load_task_data(task, data_dir)
+    with TemporaryDirectory(prefix="esper-") as scratch:
+        spec = make_worker_spec(task, data, scratch=Path(scratch), devices=config.device, amp=config.amp)
+        kind, workers = worker_plan(config)
+        with EnginePool(
+            build_worker, spec, kind=kind, workers=workers, wanted=recorder.wanted, sink=recorder.sink
+        ) as pool:
+            stop.watch(pool.cancel)
+            scale = saved.calibration if saved is not None else _calibration(config, task, data, pool, cache)
+            recorder.opened(config, task, data, pool.layout)
+            trainer = VectorizedPPOTrainer(
+                config,
+                horizon=task.horizon,
+                pool=pool,
+                client=_client(config, task, pool.layout, scale, recorder, saved),
+                recorder=recorder,
+                stop=stop,
+                calibration=scale,
+            )
+            if saved is not None:
+                trainer.restore(saved.counters, saved.history)
+            yield trainer
+
+
+def training_task(config: TrainingConfig) -> TaskSpec:
+    """The task with the run's episode length and budget."""
+    task = get_task_spec(config.task)
+    if config.episode_length is not None:
+        task = override(task, horizon=config.episode_length)
+    if config.param_budget is not None:
+        task = override(task, param_budget=config.param_budget)
+    return task
+
+
+def worker_plan(config: TrainingConfig) -> tuple[str, int]:
+    """Kind and number of workers: processes as soon as there are several, one worker here otherwise."""
+    wanted = usable_cores() if config.workers is None else config.workers
+    count = min(wanted, config.envs)
+    if config.worker_kind != "auto":
+        return config.worker_kind, count if config.worker_kind == "process" else 1
+    on_cpu = config.device == "cpu"
+    return ("process", count) if on_cpu and count > 1 else ("inline", 1)
+
+
+def _calibration(
+    config: TrainingConfig, task: TaskSpec, data: Dataset, pool: EnginePool, cache: Path | None
+) -> Calibration | None:
+    if config.calibration_runs == 0:
+        return None
+    return load_or_calibrate(pool, task, data, config.calibration_runs, cache)
+
+
+def _client(
+    config: TrainingConfig,
+    task: TaskSpec,
+    layout: HostLayout,
+    scale: Calibration | None,
+    recorder: Recorder,
+    saved: RunState | None,
+) -> SimicClient | FixedClient:
+    gamma = default_gamma(task.horizon) if config.gamma is None else config.gamma
+    pricing = Pricing(
+        mode=config.reward_mode, config=reward_config(task, gamma, config.reward_weights, scale), layout=layout
+    )
+    if config.controller != LEARNED:
+        setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
+        return FixedClient(make_controller(config.controller, setting), pricing, on_step=recorder.step)
+    rewards = RewardNormalizer()
+    if saved is None:
+        ppo = config.ppo_config(episode_length=task.horizon, gamma=gamma)
+        agent = PPOAgent(network_shape(layout.blueprints), ppo, run_seed=config.seed)
+    else:
+        assert saved.agent is not None
+        assert saved.reward_scale is not None
+        agent = saved.agent
+        rewards.load_state_dict(saved.reward_scale)
+    context = FeatureContext(layout=layout, lifecycle=task.lifecycle, num_classes=task.num_classes)
+    return SimicClient(agent, context, pricing, rewards, run_seed=config.seed, on_step=recorder.step)
