@@ -101,8 +101,7 @@ def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_
     if not can_widen and "static_wide" in chosen:
         raise ValueError("static_wide: this host cannot be widened, for it has no hidden layer; leave the arm out")
     needed = _needed(chosen, judged, has_policy)
-    for name in sorted(needed - chosen):
-        notes.append(f"{name} was added: other arms depend on it.")
+    notes += [f"{name} was added: other arms depend on it." for name in sorted(needed - chosen)]
     chosen |= needed | {BASELINE}
     learned = sorted(name for name in chosen if ARMS[name].learned)
     if learned and not has_policy:

@@ -155,9 +155,7 @@ def _growth(path: Path, manifest: Manifest, found: FigureData) -> None:
     _save(figure, path)
 
 
-def _lanes(
-    axes: Any, lines: Sequence[GrowthLine], slots: Sequence[str], colors: dict[str, str], horizon: int
-) -> None:
+def _lanes(axes: Any, lines: Sequence[GrowthLine], slots: Sequence[str], colors: dict[str, str], horizon: int) -> None:
     runs = sorted({(line.policy_id, line.run_seed) for line in lines})
     for line in lines:
         # Every run has a height of its own inside the lane, so that equal lives do not hide one another.

@@ -11,6 +11,7 @@ from typing import Any
 from esper.leyline import HostLayout, LifecycleConfig, PolicyProtocol
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FrozenPolicy
+from esper.simic.training.policy_files import load_policy
 from esper.tamiyo.features import FeatureContext
 
 
@@ -20,10 +21,15 @@ class Policy:
 
     policy_id: str
     """Start of its sha256."""
-    source: Path
+    run_dir: Path
+    """Of its training; its event log says whether it has learned."""
     agent: PPOAgent
     task: str
     """What it was trained on."""
+    episode_length: int | None
+    """Epochs of its episodes; None: the task's own horizon."""
+    param_budget: int | None
+    """None: the task's own."""
     trained_seeds: frozenset[int]
     """Run seeds it has trained on."""
     facts: Mapping[str, Any]
@@ -54,7 +60,7 @@ def load_policies(sources: Sequence[Path]) -> tuple[Policy, ...]:
 
     Raises:
         ValueError: The same policy was named twice.
-        ModelFileError: A place holds no policy.
+        CheckpointError: A place holds no policy.
     """
     policies = tuple(load_policy_at(source) for source in sources)
     if len({policy.policy_id for policy in policies}) != len(policies):
@@ -64,16 +70,27 @@ def load_policies(sources: Sequence[Path]) -> tuple[Policy, ...]:
 
 def load_policy_at(source: Path) -> Policy:
     """Reads one trained policy, and what is known of its training."""
-    from esper.simic.training.policy_files import load_policy
-
     loaded = load_policy(source)
+    config = loaded.config
+    facts = {
+        "run": loaded.run_id,
+        "checkpoint": loaded.checkpoint.name,
+        "sha256": loaded.policy_sha256,
+        "task": config.task,
+        "seed": config.seed,
+        "rounds": loaded.rounds,
+        "host epochs": loaded.host_epochs,
+        "training hours": loaded.training_s / 3600,
+    }
     return Policy(
         policy_id=loaded.policy_sha256[:12],
-        source=source,
+        run_dir=loaded.checkpoint.parent.parent,
         agent=loaded.agent,
-        task=loaded.task_name,
-        trained_seeds=frozenset(loaded.trained_run_seeds),
-        facts={"source": str(source), "sha256": loaded.policy_sha256, "task": loaded.task_name},
+        task=config.task,
+        episode_length=config.episode_length,
+        param_budget=config.param_budget,
+        trained_seeds=loaded.trained_run_seeds,
+        facts=facts,
     )
 
 

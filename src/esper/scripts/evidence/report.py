@@ -21,8 +21,9 @@ from esper.scripts.evidence.summary import Pair, Spread, Summary
 
 PROTOCOL = """\
 All arms of a pair share run seed, initial weights (where shapes agree), batches, batch size, augmentation, optimizer,
-learning rate schedule, number of epochs and parameter budget. What counts is the committed network (host and kept seeds) after the
-last epoch, never the best epoch. Differences are paired by run seed. A failed run keeps its place in its pair."""
+learning rate schedule, number of epochs and parameter budget. What counts is the committed network (host and kept
+seeds) after the last epoch, never the best epoch. Differences are paired by run seed. A failed run keeps its place in
+its pair."""
 
 
 def is_about_subject(manifest: Manifest) -> bool:
@@ -165,7 +166,9 @@ def report_md(
         *_checks("## Learning gates", manifest.gates),
         *_checks("## Controls", manifest.controls),
         "## Arms in detail",
-        _table(["arm", "rule", "parameters of the rule", "ops per run: G/A/P/F", "rollbacks"], _details(manifest, summary)),
+        _table(
+            ["arm", "rule", "parameters of the rule", "ops per run: G/A/P/F", "rollbacks"], _details(manifest, summary)
+        ),
         *_policies(manifest),
         "## Protocol",
         PROTOCOL,

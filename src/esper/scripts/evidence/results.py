@@ -10,7 +10,7 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,12 +144,18 @@ class ResultStore:
         # Curves and topologies are written before the row that counts, so an interrupted run may have left some.
         self.topologies = {t.key: t for t in read_topologies(folder / TOPOLOGIES) if t.key in finished}
 
-    def require(self, setup: str) -> None:
-        """Refuses to add to rows of another setup.
+    def require(self, setup: str, policies: Set[str]) -> None:
+        """Refuses to add to rows of another setup, or to rows of policies that were not named.
 
         Raises:
             ValueError: The folder holds other results.
         """
+        found = {row.policy_id for row in self.results.values()} - {""}
+        if other := found - policies:
+            raise ValueError(
+                f"{self.folder / RESULTS} holds runs of policies {', '.join(sorted(other))}; "
+                "name them with --policy too, or choose another --out"
+            )
         if any(row.setup != setup for row in self.results.values()):
             raise ValueError(
                 f"{self.folder / RESULTS} holds results of another task, schedule or version; choose another --out"

@@ -326,7 +326,8 @@ def _lives(run: HostRun) -> tuple[SeedLife, ...]:
             )
         elif isinstance(told, SeedEnded):
             kept = event.type is TelemetryEventType.SEED_FOSSILIZED
-            lives[told.seed_id] = replace(lives[told.seed_id], **{"kept" if kept else "pruned": epoch})
-        elif isinstance(told, SeedStageChanged) and told.to_stage is SeedStage.BLENDING:
+            life = lives[told.seed_id]
+            lives[told.seed_id] = replace(life, kept=epoch) if kept else replace(life, pruned=epoch)
+        elif isinstance(told, SeedStageChanged) and told.to_stage == SeedStage.BLENDING.name:
             lives[told.seed_id] = replace(lives[told.seed_id], blended=epoch)
     return tuple(lives.values())

@@ -131,6 +131,26 @@ def sign_flip_p(values: Sequence[float]) -> float:
     return float(found.pvalue)
 
 
+def compare_samples(before: Sequence[float], after: Sequence[float]) -> tuple[float | None, float | None]:
+    """Bootstrap-t interval of mean(after) - mean(before), two independent samples; Nones where nothing varies."""
+    if len(before) < MIN_PAIRS or len(after) < MIN_PAIRS or max(*before, *after) - min(*before, *after) <= TIE:
+        return None, None
+    numpy, bootstrap = _libraries()
+    first, second = numpy.asarray(before), numpy.asarray(after)
+    floor = TIE * numpy.concatenate([first, second]).std()
+
+    def rise(earlier: Any, later: Any) -> Any:
+        return numpy.atleast_1d(later.mean() - earlier.mean())
+
+    def standard_error(_: Any, earlier: Any, later: Any) -> Any:
+        variance = earlier.var(ddof=1) / len(earlier) + later.var(ddof=1) / len(later)
+        return numpy.atleast_1d(max(math.sqrt(variance), floor))
+
+    drawn = bootstrap.IndependentSamplesBootstrap(first, second, seed=_generator(numpy, "samples"))
+    bounds = drawn.conf_int(rise, reps=RESAMPLES, method="studentized", size=LEVEL, std_err_func=standard_error)
+    return _sensible([*before, *after], float(bounds[0, 0]), float(bounds[1, 0]))
+
+
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """Holm's adjustment over a family of tests, by name."""
     if not p_values:

@@ -40,7 +40,6 @@ from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import EnvSeat, parse_devices
 from esper.tolaria.stored import StoredTensor, store
 
-
 CreateEnv = Callable[[EnvRecipe, EpisodeSeed, EnvSeat], ParallelEnvState]
 
 
