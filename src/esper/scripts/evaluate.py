@@ -251,6 +251,9 @@ def _show(console: Console, published: Published, folder: Path) -> None:
     console.print(terminal_table(published.manifest, published.summary))
     for verdict in published.verdicts:
         console.print(verdict_line(verdict), soft_wrap=True, highlight=False)
+    openings = published.manifest.test_openings
+    times = "an unknown number of times" if openings is None else "once" if openings == 1 else f"{openings} times"
+    console.print(f"This test split has been opened {times} on this machine.", soft_wrap=True)
     files = "results.csv (one row per run), report.md, summary.json"
     figures = ", figures" if published.drawn else "; no figures: pip install 'esper[plots]'"
     console.print(f"Saved in {folder}: {files}{figures}", soft_wrap=True)

@@ -110,7 +110,7 @@ def _paired(path: Path, manifest: Manifest, found: FigureData) -> None:
         axes.errorbar([point.mean], [height], xerr=bars, color=BLUE, marker="o", capsize=3, linestyle="none")
     axes.axvline(0, color="0.4", linewidth=1)
     axes.set_yticks(range(len(found.paired)), [point.label for point in found.paired])
-    axes.set_ylim(len(found.paired) - 0.5, -0.5)
+    axes.set_ylim(max(1, len(found.paired)) - 0.5, -0.5)
     unit = "points of test accuracy" if manifest.metric == "accuracy" else "nats of test loss, turned: right is better"
     bounded = any(point.low is not None for point in found.paired)
     axes.set(xlabel=f"paired difference ({unit})", title=_title(manifest, "mean" + (", 95 % interval" * bounded)))

@@ -42,7 +42,8 @@ def header(manifest: Manifest) -> list[str]:
         "arm",
         "accuracy (%)",
         "loss (nats)",
-        "parameters (peak)",
+        "parameters",
+        "peak",
         "parameter-epochs",
         "seconds",
         "kept",
@@ -67,7 +68,8 @@ def cells(manifest: Manifest, summary: Summary) -> Iterator[list[str]]:
             arm.arm,
             spread(arm.figures["test_accuracy_pct"], 2),
             spread(arm.figures["test_loss"], 3),
-            f"{arm.figures['params'].mean:,.0f} ({arm.figures['peak_params'].mean:,.0f})",
+            f"{arm.figures['params'].mean:,.0f}",
+            f"{arm.figures['peak_params'].mean:,.0f}",
             f"{arm.figures['param_epochs'].mean:,.0f}",
             f"{arm.figures['run_s'].mean:.1f}",
             f"{arm.figures['num_kept'].mean:.1f}",
@@ -95,16 +97,16 @@ def difference(found: Comparison, digits: int) -> str:
 
 def terminal_table(manifest: Manifest, summary: Summary) -> Table:
     """The main table, without the columns that only a file has room for."""
-    hidden = {"parameter-epochs", "seconds", "failed" if not any(arm.num_failed for arm in summary.arms) else ""}
-    if len(manifest.run_seeds) < MIN_PAIRS:
-        hidden.add("p (Holm)")
+    hidden = {"peak", "parameter-epochs", "seconds", "p (Holm)"}
     hidden.add("loss (nats)" if manifest.metric == "accuracy" else "accuracy (%)")
+    if not any(arm.num_failed for arm in summary.arms):
+        hidden.add("failed")
     title = f"{manifest.task}: test split, {manifest.horizon} epochs, {len(manifest.run_seeds)} paired run seeds"
     table = Table(title=title, title_justify="left")
     names = header(manifest)
     shown = [position for position, name in enumerate(names) if name not in hidden]
     for position in shown:
-        table.add_column(names[position], justify="left" if position == 0 else "right")
+        table.add_column(names[position], justify="left" if position == 0 else "right", no_wrap=position == 0)
     for row in cells(manifest, summary):
         table.add_row(*(row[position] for position in shown))
     return table

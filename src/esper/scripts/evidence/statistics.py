@@ -18,6 +18,7 @@ MIN_PAIRS = 10
 MIN_POLICIES = 5
 """Fewer policies than this say nothing about the method that trained them."""
 RESAMPLES = 10_000
+SIGN_FLIPS = 10_000
 LEVEL = 0.95
 # Accuracies are shares of a few hundred rows: what differs by less than this is a rounding of the same number.
 TIE = 1e-9
@@ -125,7 +126,7 @@ def sign_flip_p(values: Sequence[float]) -> float:
         mean,
         permutation_type="samples",
         vectorized=True,
-        n_resamples=RESAMPLES,
+        n_resamples=SIGN_FLIPS,
         rng=_generator(numpy, "sign flips"),
     )
     return float(found.pvalue)
