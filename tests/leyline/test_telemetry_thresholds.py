@@ -42,7 +42,12 @@ def test_what_is_not_a_number_is_as_bad_as_it_gets(row: Threshold) -> None:
 def test_an_alarm_clears_only_well_inside_the_good_side(row: Threshold) -> None:
     limit = row.critical if row.warn is None else row.warn
     assert limit is not None
-    back = CLEAR_LOW * limit if row.direction == "below" else CLEAR_HIGH * limit
+    back = row.clear_at
+    if row.direction == "below":
+        assert limit < back <= CLEAR_LOW * limit
+        assert row.high is None or back < row.high  # an alarm that cannot end says nothing
+    else:
+        assert back == CLEAR_HIGH * limit
     assert row.clears(back)
     assert row.severity_of(back) is None
     outside = math.nextafter(back, -math.inf if row.direction == "below" else math.inf)

@@ -25,7 +25,7 @@ def test_an_absent_device_is_an_error_that_says_what_there_is(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert parse_device("cuda") == torch.device("cuda:0")
     assert parse_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(RuntimeError, match=r"'cuda:2' is not on this machine. Found: cpu, cuda:0, cuda:1"):
+    with pytest.raises(ValueError, match=r"'cuda:2' is not on this machine. Found: cpu, cuda:0, cuda:1"):
         parse_device("cuda:2")
 
 

@@ -62,8 +62,10 @@ from esper.leyline.errors import (
     GerminationError,
     IllegalOperation,
     ModelFileError,
+    NumericFailure,
     RunBusy,
     StorageError,
+    WorkersFailed,
 )
 from esper.leyline.gates import (
     DEFAULT_LIFECYCLE,
@@ -227,6 +229,7 @@ __all__ = [
     "LoggedEvent",
     "ModelFileError",
     "Moments",
+    "NumericFailure",
     "NumericalStability",
     "ObservationHealth",
     "OptimSpec",
@@ -269,6 +272,7 @@ __all__ = [
     "UpdateGradients",
     "Worker",
     "WorkerStateChanged",
+    "WorkersFailed",
     "check_event",
     "check_slot_id",
     "coalition_mask",

@@ -50,6 +50,14 @@ class CheckpointError(ValueError):
     """A checkpoint cannot be used. The message says which, and what was expected and found."""
 
 
+class NumericFailure(RuntimeError):
+    """A run cannot go on because its numbers went wrong: hosts that keep diverging, updates that are not finite."""
+
+
+class WorkersFailed(RuntimeError):
+    """A run cannot go on because its workers died or never came up."""
+
+
 class RunBusy(RuntimeError):
     """Another process holds the run directory. The message says which and since when."""
 

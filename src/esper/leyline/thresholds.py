@@ -19,7 +19,10 @@ GRAD_WINDOW = 20
 GRAD_MIN_HISTORY = 10
 """Updates of gradient norms that are remembered, and needed, to speak of drift."""
 LOSS_WINDOW = 10
-"""Epochs of validation loss that are remembered."""
+LOSS_MIN_HISTORY = 3
+"""Epochs of validation loss that are remembered, and needed, to speak of a jump."""
+MIN_RATE_EPISODES = 50
+"""Episodes below which the rate of rollbacks is not judged."""
 TREND_WINDOW_ROUNDS = 10
 MIN_TREND_SHARE = 0.1
 """Share of the rounds after which a trend is worth telling."""
@@ -72,13 +75,18 @@ class Threshold:
         assert limit is not None, f"{self.metric} has no limit for {severity.value}"
         return limit
 
-    def clears(self, value: float) -> bool:
-        """True if the value is far enough on the good side to end an alarm."""
+    @property
+    def clear_at(self) -> float:
+        """Where an alarm ends: well on the good side of the first limit, and half-way to the end of the range at most."""
         limit = self.critical if self.warn is None else self.warn
         assert limit is not None, f"{self.metric} has no limits"
-        if self.direction == "below":
-            return value >= max(limit, CLEAR_LOW * limit)
-        return value <= CLEAR_HIGH * limit
+        if self.direction != "below":
+            return CLEAR_HIGH * limit
+        return CLEAR_LOW * limit if self.high is None else min(CLEAR_LOW * limit, (limit + self.high) / 2)
+
+    def clears(self, value: float) -> bool:
+        """True if the value is far enough on the good side to end an alarm."""
+        return value >= self.clear_at if self.direction == "below" else value <= self.clear_at
 
     def _beyond(self, value: float, limit: float | None) -> bool:
         if limit is None:

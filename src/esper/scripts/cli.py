@@ -10,7 +10,17 @@ from typing import Annotated, Any, Union
 
 import tyro
 
-from esper.leyline import CheckpointError, DataDamaged, DataNotFound, ExitCode, ModelFileError, RunBusy, StorageError
+from esper.leyline import (
+    CheckpointError,
+    DataDamaged,
+    DataNotFound,
+    ExitCode,
+    ModelFileError,
+    NumericFailure,
+    RunBusy,
+    StorageError,
+    WorkersFailed,
+)
 from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.bench_ppo import bench_ppo_command
@@ -18,10 +28,12 @@ from esper.scripts.evaluate import evaluate_command
 from esper.scripts.grow import grow_command
 from esper.scripts.sandbox import sandbox_command
 from esper.scripts.tasks import tasks_command
+from esper.scripts.train import train_command
 
 # Commands import torch when they run, not before, so that help and errors come at once.
 COMMANDS: dict[str, Callable[..., None]] = {
     "grow": grow_command,
+    "train": train_command,
     "evaluate": evaluate_command,
     "tasks": tasks_command,
     "sandbox": sandbox_command,
@@ -36,6 +48,8 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
 EXIT_CODES: tuple[tuple[tuple[type[Exception], ...], ExitCode], ...] = (
     ((CheckpointError,), ExitCode.CHECKPOINT),
     ((StorageError,), ExitCode.STORAGE),
+    ((NumericFailure,), ExitCode.NUMERIC),
+    ((WorkersFailed,), ExitCode.WORKERS),
     ((ValueError, DataNotFound, DataDamaged, ModelFileError, RunBusy), ExitCode.USAGE),
     ((ImportError, PermissionError, NotADirectoryError), ExitCode.USAGE),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -42,6 +42,18 @@ def _group(group: str) -> type[Any]:
 
 
 RunFlags, MachineFlags, RewardFlags, PolicyFlags, RecordFlags = (_group(group) for group in GROUPS)
+
+if TYPE_CHECKING:  # made at run time, so a type checker cannot know them
+    Run: TypeAlias = Any
+    Machine: TypeAlias = Any
+    Reward: TypeAlias = Any
+    Policy: TypeAlias = Any
+    Records: TypeAlias = Any
+else:
+    Run, Machine, Reward, Policy, Records = (
+        Annotated[flags, tyro.conf.OmitArgPrefixes]
+        for flags in (RunFlags, MachineFlags, RewardFlags, PolicyFlags, RecordFlags)
+    )
 
 
 def given(*groups: Any) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from importlib import import_module
 
-_HOMES = {"ParallelEnvState": "training.parallel_env_state"}
+_HOMES = {
+    "ParallelEnvState": "training.parallel_env_state",
+    "train_ppo_vectorized": "training.vectorized",
+}
 
-__all__ = ["ParallelEnvState"]
+__all__ = ["ParallelEnvState", "train_ppo_vectorized"]
 
 
 def __getattr__(name: str) -> object:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TypedDict
 
-from esper.leyline import GovernorState, RollbackReason, record
+from esper.leyline import GovernorState, NumericFailure, RollbackReason, record
 
 HISTORY = 20
 """Accepted losses that are remembered."""
@@ -234,7 +234,7 @@ def _middle(losses: Sequence[float]) -> tuple[float | None, float | None]:
 # ---- limits of a run
 
 
-class RollbackLimitReached(RuntimeError):
+class RollbackLimitReached(NumericFailure):
     """So many episodes were rolled back that the run is not worth continuing."""
 
 

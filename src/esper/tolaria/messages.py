@@ -7,7 +7,7 @@ import time
 from collections.abc import MutableSequence
 from typing import Any
 
-from esper.leyline import HostLayout, LifecycleConfig, record
+from esper.leyline import HostLayout, LifecycleConfig, WorkersFailed, record
 
 
 @record
@@ -68,7 +68,7 @@ class WorkerLost(Exception):
         self.exit_code = exit_code
 
 
-class PoolFailure(RuntimeError):
+class PoolFailure(WorkersFailed):
     """Workers cannot be kept alive; the run must stop."""
 
 

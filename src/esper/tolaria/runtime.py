@@ -21,8 +21,7 @@ def parse_device(name: str) -> torch.device:
     """Reads a device name.
 
     Raises:
-        ValueError: The name is malformed.
-        RuntimeError: This machine has no such device; the message says what it has.
+        ValueError: The name is malformed, or this machine has no such device; the message says what it has.
     """
     if not _DEVICE.fullmatch(name):
         raise ValueError(f"malformed device {name!r}: expected 'cpu', 'cuda' or 'cuda:<index>'")
@@ -33,7 +32,7 @@ def parse_device(name: str) -> torch.device:
     assert device.index is not None
     if device.index >= count:
         found = ", ".join(["cpu", *(f"cuda:{i}" for i in range(count))])
-        raise RuntimeError(f"device {name!r} is not on this machine. Found: {found}")
+        raise ValueError(f"device {name!r} is not on this machine. Found: {found}")
     return device
 
 

@@ -119,6 +119,10 @@ def flip(position: int) -> Callable[[bytes], bytes]:
     return lambda content: bytes(byte ^ (index == position) for index, byte in enumerate(content))
 
 
+def replace(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content.replace(old, new)
+
+
 def add(file: str, content: bytes) -> Damage:
     return lambda folder: (folder / file).write_bytes(content)
 
@@ -148,6 +152,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "header bit": (rewrite(POLICY, flip(0)), "policy.safetensors sha256 mismatch"),
     "payload bit": (rewrite(POLICY, flip(300)), "policy.safetensors sha256 mismatch"),
     "manifest bit": (rewrite(MANIFEST_FILE, flip(150)), "manifest.json is damaged"),
+    "manifest value": (
+        rewrite(MANIFEST_FILE, replace(b'"next_seq": 420', b'"next_seq": 421')),
+        "its sha256 does not match",
+    ),
+    "manifest spaces": (rewrite(MANIFEST_FILE, lambda content: content + b"\n"), "its sha256 does not match"),
     "manifest truncated": (rewrite(MANIFEST_FILE, lambda content: content[:-9]), "manifest.json is damaged: not JSON"),
     "manifest empty": (rewrite(MANIFEST_FILE, lambda content: b""), "manifest.json is damaged: not JSON"),
     "manifest no object": (rewrite(MANIFEST_FILE, lambda content: b"[" * 10**5), "manifest.json is damaged: not JSON"),
@@ -180,7 +189,7 @@ def test_damage_to_the_newest_is_named_and_the_older_one_used(kind: str, tmp_pat
     assert reason in rejected.reason
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DAMAGES if "older" not in kind])
+@pytest.mark.parametrize("kind", [kind for kind in DAMAGES if "older" not in kind and kind != "manifest value"])
 def test_damage_to_all_is_an_error_that_names_each(kind: str, tmp_path: Path) -> None:
     damage, reason = DAMAGES[kind]
     run = run_with(tmp_path, 41, 42)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -24,7 +24,17 @@ LEARNED = "ppo"
 WORKER_KINDS: tuple[str, ...] = ("auto", "inline", "process")
 LEVELS: tuple[str, ...] = ("off", "minimal", "normal", "debug")
 MAX_JSON_BYTES = 1 << 20
-FREE_ON_RESUME: tuple[str, ...] = ("rounds", "workers", "worker_kind", "level", "keep_checkpoints", "checkpoint_s")
+Exporter = Literal["tensorboard", "wandb", "trackio"]
+EXPORTERS: tuple[str, ...] = get_args(Exporter)
+FREE_ON_RESUME: tuple[str, ...] = (
+    "rounds",
+    "workers",
+    "worker_kind",
+    "level",
+    "exporters",
+    "keep_checkpoints",
+    "checkpoint_s",
+)
 """Fields that may change when a run goes on: none of them changes what is learned in a round."""
 
 
@@ -133,6 +143,7 @@ class TrainingConfig:
     )
 
     level: str = _option("records", f"how much is logged: {', '.join(LEVELS)}; never changes a result", "normal")
+    exporters: tuple[Exporter, ...] = _option("records", f"also write to: {', '.join(EXPORTERS)}", ())
     keep_checkpoints: int = _option("records", "newest checkpoints that stay on disk", 3)
     checkpoint_s: float = _option("records", "least seconds between two checkpoints", 10.0)
 

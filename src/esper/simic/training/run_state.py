@@ -31,10 +31,16 @@ class RunState:
     reward_scale: dict[str, float] | None
     """None for a fixed controller, which has no agent either."""
     agent: PPOAgent | None
+    log_state: dict[str, Any] | None
 
 
-def run_files(trainer: VectorizedPPOTrainer) -> dict[str, bytes]:
-    """The run as files: tensors as safetensors, everything else as JSON."""
+def run_files(trainer: VectorizedPPOTrainer, log_state: dict[str, Any] | None = None) -> dict[str, bytes]:
+    """The run as files: tensors as safetensors, everything else as JSON.
+
+    Args:
+        trainer: Between two rounds.
+        log_state: What the alarms remember; None where nobody watches.
+    """
     client = trainer.client
     learned = isinstance(client, SimicClient)
     state = {
@@ -43,6 +49,7 @@ def run_files(trainer: VectorizedPPOTrainer) -> dict[str, bytes]:
         "history": [asdict(summary) for summary in trainer.history],
         "calibration": None if trainer.calibration is None else asdict(trainer.calibration),
         "reward_scale": client.scale.state_dict() if isinstance(client, SimicClient) else None,
+        "log": log_state,
     }
     files = {STATE_FILE: (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()}
     if learned:
@@ -68,6 +75,7 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
             history=tuple(BatchSummary(**row) for row in state["history"]),
             calibration=None if state["calibration"] is None else calibration_from(state["calibration"]),
             reward_scale=state["reward_scale"],
+            log_state=state["log"],
             agent=PPOAgent.from_files(files) if config.controller == LEARNED else None,
         )
     except (KeyError, TypeError, ValueError) as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from esper.leyline import NumericFailure
+
 if TYPE_CHECKING:
     from esper.simic.agent.types import PPOUpdateMetrics
 
@@ -17,7 +19,7 @@ class Learner(Protocol):
         """One update; None for a controller that does not learn."""
 
 
-class UpdatesFailed(RuntimeError):
+class UpdatesFailed(NumericFailure):
     """Several updates in a row could not be performed: the policy no longer learns."""
 
 

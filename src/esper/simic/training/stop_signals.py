@@ -42,7 +42,7 @@ class StopSignals:
         """What the process should end with; None: nobody asked it to stop."""
         self.round_s: float | None = None
         """How long a round takes, for the message; None: not known yet."""
-        self._cancel: Callable[[], None] | None = None
+        self._cancels: list[Callable[[], None]] = []
         self._interrupts = 0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -63,7 +63,7 @@ class StopSignals:
 
     def watch(self, cancel: Callable[[], None]) -> None:
         """Takes what makes a running step stop at once. It is called inside the handler, so it may only set flags."""
-        self._cancel = cancel
+        self._cancels.append(cancel)
         if self.now:
             cancel()
 
@@ -82,8 +82,8 @@ class StopSignals:
             return
         self.now = True
         _tell("stopping now; the unfinished round is repeated on resume. A third Ctrl-C ends the process at once")
-        if self._cancel is not None:
-            self._cancel()
+        for cancel in self._cancels:
+            cancel()
 
 
 def _duration(round_s: float | None) -> str:

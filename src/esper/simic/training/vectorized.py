@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from esper.leyline import BatchSummary, HostLayout
+from torch import nn
+
+from esper.leyline import BatchSummary, HostLayout, AnomalyDebug, LayerGradientStats, TelemetryLevel
+from esper.nissa import TelemetryHub, get_hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient, SimicClient, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Calibration, default_gamma
+from esper.simic.telemetry.debug_telemetry import check_numerical_stability, collect_per_layer_gradients
+from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.accounts import Pricing
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
+from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
 from esper.simic.training.run_state import RunState
-from esper.simic.training.vectorized_trainer import NeverStop, Recorder, Silent, StopRequest, VectorizedPPOTrainer
-from esper.tamiyo.controllers import make_controller
+from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
+from esper.tamiyo.controllers import CONTROLLERS, ControllerEntry, make_controller
 from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.situation import Setting
 from esper.tolaria.pool import EnginePool
@@ -33,7 +40,9 @@ CALIBRATIONS_DIR = "calibrations"
 def train_ppo_vectorized(
     config: TrainingConfig | None = None, /, **overrides: Any
 ) -> tuple[PPOAgent, list[BatchSummary]]:
-    """Trains a policy and returns it with the summaries of its rounds. Nothing is written to disk.
+    """Trains a policy and returns it with the summaries of its rounds.
+
+    Events go to the process's hub, if there is one; nothing else is written to disk.
 
     Args:
         config: What to train; the defaults if None.
@@ -45,10 +54,35 @@ def train_ppo_vectorized(
     config = with_overrides(TrainingConfig() if config is None else config, overrides)
     if config.controller != LEARNED:
         raise ValueError(f"controller must be {LEARNED!r} to train a policy, got {config.controller!r}")
-    with open_trainer(config, Silent(), NeverStop()) as trainer:
+    hub = get_hub()
+    level = TelemetryLevel[config.level.upper()] if isinstance(hub, TelemetryHub) else TelemetryLevel.OFF
+    recorder = RunRecorder(
+        hub, TelemetryConfig(level=level), keeper=None, display=NoDisplay(), origin=Origin(), reads=AgentReads
+    )
+    with open_trainer(config, recorder, NeverStop()) as trainer:
         history = trainer.run()
     assert isinstance(trainer.client, SimicClient)
     return trainer.client.agent, history
+
+
+class AgentReads:
+    """A closer look at the policy of a trainer, through its own gradients and weights."""
+
+    def __init__(self, trainer: VectorizedPPOTrainer) -> None:
+        self._client = trainer.client
+
+    def layers(self) -> list[LayerGradientStats]:
+        """The gradients of the last minibatch, by layer."""
+        return collect_per_layer_gradients(self._network())
+
+    def bundle(self) -> AnomalyDebug:
+        """What goes with an alarm."""
+        network = self._network()
+        return make_debug_bundle(collect_per_layer_gradients(network), check_numerical_stability(network))
+
+    def _network(self) -> nn.Module:
+        assert isinstance(self._client, SimicClient), "a fixed controller has no update to look at"
+        return self._client.agent.network
 
 
 @contextmanager
@@ -81,7 +115,6 @@ def open_trainer(
         ) as pool:
             stop.watch(pool.cancel)
             scale = saved.calibration if saved is not None else _calibration(config, task, data, pool, cache)
-            recorder.opened(config, task, data, pool.layout)
             trainer = VectorizedPPOTrainer(
                 config,
                 horizon=task.horizon,
@@ -93,6 +126,7 @@ def open_trainer(
             )
             if saved is not None:
                 trainer.restore(saved.counters, saved.history)
+            recorder.opened(trainer, task, data, pool.layout, (kind, workers))
             yield trainer
 
 
@@ -104,6 +138,21 @@ def training_task(config: TrainingConfig) -> TaskSpec:
     if config.param_budget is not None:
         task = override(task, param_budget=config.param_budget)
     return task
+
+
+def check_controller(name: str) -> None:
+    """Refuses a controller that cannot run by its name alone.
+
+    Raises:
+        ValueError: It is unknown, or needs parameters of its own.
+    """
+    able = [entry.name for entry in CONTROLLERS.values() if _runs_by_name(entry)]
+    if name not in (LEARNED, *able):
+        raise ValueError(f"unknown controller {name!r}. Known: {', '.join((LEARNED, *able))}")
+
+
+def _runs_by_name(entry: ControllerEntry) -> bool:
+    return all(part.default is not MISSING or part.default_factory is not MISSING for part in fields(entry.params))
 
 
 def worker_plan(config: TrainingConfig) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from esper.leyline import (
     ActionExecutionResult,
+    ActionSpec,
     BatchSummary,
     EventSink,
     HostLayout,
@@ -51,8 +52,10 @@ class Recorder(Protocol):
     sink: EventSink | None
     """Where workers' troubles are told."""
 
-    def opened(self, config: TrainingConfig, task: TaskSpec, data: Dataset, layout: HostLayout) -> None:
-        """Everything is in place; the first round has not begun."""
+    def opened(
+        self, trainer: VectorizedPPOTrainer, task: TaskSpec, data: Dataset, layout: HostLayout, workers: tuple[str, int]
+    ) -> None:
+        """Everything is in place, on workers of this kind and number; the next round has not begun."""
 
     def round_begins(self, round_idx: int) -> None:
         """The next round's episodes start."""
@@ -75,7 +78,9 @@ class Silent:
     wanted: frozenset[TelemetryEventType] = frozenset()
     sink: EventSink | None = None
 
-    def opened(self, config: TrainingConfig, task: TaskSpec, data: Dataset, layout: HostLayout) -> None:
+    def opened(
+        self, trainer: VectorizedPPOTrainer, task: TaskSpec, data: Dataset, layout: HostLayout, workers: tuple[str, int]
+    ) -> None:
         """Nothing to keep."""
 
     def round_begins(self, round_idx: int) -> None:
@@ -96,7 +101,7 @@ class Silent:
 class StopRequest(Protocol):
     """Tells whether somebody wants the run to end."""
 
-    stop_after_round: bool
+    after_round: bool
     """True as soon as the run is to end at the next boundary."""
     round_s: float | None
     """Told how long a round takes, for whoever is asked to wait for one."""
@@ -108,7 +113,7 @@ class StopRequest(Protocol):
 class NeverStop:
     """Nobody stops this run."""
 
-    stop_after_round = False
+    after_round = False
     round_s: float | None = None
 
     def watch(self, cancel: Callable[[], None]) -> None:
@@ -161,7 +166,7 @@ class VectorizedPPOTrainer:
         """
         while self.next_round < self.config.rounds:
             self.run_round()
-            ends = self.stop.stop_after_round or self.next_round == self.config.rounds
+            ends = self.stop.after_round or self.next_round == self.config.rounds
             self.recorder.checkpoint(self, last=ends)
             if ends:
                 break
@@ -172,13 +177,15 @@ class VectorizedPPOTrainer:
         round_idx, started = self.next_round, time.perf_counter()
         seeds = episode_seeds(self.config.seed, round_idx, self.config.envs)
         self.recorder.round_begins(round_idx)
-        final = run_episodes(self.pool, self.client, seeds, self.horizon)  # hosts learn
+        timed = _Timed(self.client)
+        final = run_episodes(self.pool, timed, seeds, self.horizon)  # hosts learn
         played = time.perf_counter()
         metrics, self.num_skipped = run_ppo_updates(self.client, self.num_skipped)  # the policy learns
         updated = time.perf_counter()
         episodes = self.client.episode_stats()
         self.num_env_steps += sum(episode.num_epochs for episode in episodes)
-        phases = {"play": 1e3 * (played - started), "update": 1e3 * (updated - played)}
+        execute_s = played - started - timed.act_s - timed.store_s
+        phases = {"act": timed.act_s, "execute": execute_s, "reward": timed.store_s, "update": updated - played}
         summary = self._summarize(final, episodes, metrics, phases)
         self.history.append(summary)
         self.next_round = round_idx + 1
@@ -192,7 +199,7 @@ class VectorizedPPOTrainer:
         final: ActionExecutionResult,
         episodes: Sequence[EpisodeStats],
         metrics: PPOUpdateMetrics | None,
-        phases_ms: dict[str, float],
+        phases_s: dict[str, float],
     ) -> BatchSummary:
         accuracies = [report.val_accuracy_pct for report in final.reports]
         committed = [report.committed_accuracy_pct for report in final.reports]
@@ -216,8 +223,8 @@ class VectorizedPPOTrainer:
             num_ops=total_ops(episodes),
             update_performed=metrics is not None and metrics["performed"],
             ppo={} if metrics is None else scalar_metrics(metrics),
-            phases_ms=phases_ms,
-            duration_s=sum(phases_ms.values()) / 1e3,
+            phases_ms={name: 1e3 * seconds for name, seconds in phases_s.items()},
+            duration_s=sum(phases_s.values()),
         )
 
     def counters(self) -> dict[str, Any]:
@@ -236,6 +243,29 @@ class VectorizedPPOTrainer:
         self.num_skipped = counters["num_skipped"]
         self.rollbacks.load_state_dict(counters["rollbacks"])
         self.history = list(history)
+
+
+class _Timed:
+    """A controller on a watch: how long it thinks, and how long it takes notes."""
+
+    def __init__(self, policy: PolicyProtocol) -> None:
+        self.act_s = 0.0
+        self.store_s = 0.0
+        self._policy = policy
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        self._policy.begin(state)
+
+    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
+        started = time.perf_counter()
+        specs = self._policy.act(state)
+        self.act_s += time.perf_counter() - started
+        return specs
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        started = time.perf_counter()
+        self._policy.store(before, after)
+        self.store_s += time.perf_counter() - started
 
 
 def scalar_metrics(metrics: PPOUpdateMetrics) -> dict[str, float]:

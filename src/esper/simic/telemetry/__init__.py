@@ -1,0 +1,1 @@
+"""What training tells: emitters, alarms, levels. Numbers in, events out; nothing here changes a trained bit."""

@@ -1,0 +1,256 @@
+"""Alarms: holds readings against the threshold table, remembers which alarms are open, and says when to look closer.
+
+It has no limits of its own, and its output depends on training facts only: what depends on the machine is judged
+elsewhere. Everything it remembers goes into checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from esper.leyline import THRESHOLDS, Severity, TelemetryLevel, Threshold, record
+from esper.leyline.thresholds import GRAD_MIN_HISTORY, GRAD_WINDOW, LOSS_MIN_HISTORY, LOSS_WINDOW
+from esper.simic.telemetry.readings import EpochInputs, Readings, UpdateInputs, epoch_readings, update_readings
+from esper.simic.telemetry.records import Clock, EnvContext, UpdateClock
+from esper.simic.telemetry.telemetry_config import TelemetryConfig
+
+
+@record
+class Finding:
+    """One alarm that changed its state."""
+
+    kind: str
+    """The metric of the row in the threshold table."""
+    metric: str
+    """`kind`, with its subject where there are several."""
+    state: Literal["entered", "worsened", "cleared"]
+    severity: Severity
+    value: float
+    limit: float
+    num_consecutive: int
+    detail: str
+
+
+@record
+class AnomalyReport:
+    """What changed at one check."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def raised(self) -> bool:
+        """True if an alarm was entered or got worse."""
+        return any(found.state != "cleared" for found in self.findings)
+
+
+@dataclass(slots=True)
+class _Alarm:
+    num_consecutive: int = 0
+    severity: Severity | None = None
+    """None while it is not open."""
+    value: float = 0.0
+
+
+_POLICY = -1
+"""Stands for the policy where alarms are kept by env."""
+
+
+@dataclass(slots=True)
+class AnomalyDetector:
+    """Says on each check which alarms were entered, got worse or cleared; nothing about those that stay as they are."""
+
+    _alarms: dict[int, dict[str, _Alarm]] = field(default_factory=dict)
+    _grad_norms: deque[float] = field(default_factory=lambda: deque(maxlen=GRAD_WINDOW))
+    _val_losses: dict[int, deque[float]] = field(default_factory=dict)
+    _num_updates: int = 0
+    _num_skipped: int = 0
+
+    def check_all(self, inputs: UpdateInputs | EpochInputs, clock: Clock) -> AnomalyReport:
+        """Checks the rows that apply: those of the policy once per update, those of an env once per epoch."""
+        if isinstance(inputs, UpdateInputs):
+            assert isinstance(clock, UpdateClock), "an update is checked at the end of a round"
+            return AnomalyReport(findings=tuple(self._check_update(inputs)))
+        assert isinstance(clock, EnvContext), "an epoch belongs to an env"
+        return AnomalyReport(findings=tuple(self._check_epoch(inputs, clock)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything remembered, as plain JSON."""
+        return {
+            "alarms": [
+                [env, metric, alarm.num_consecutive, alarm.severity and alarm.severity.value, str(alarm.value)]
+                for env, alarms in self._alarms.items()
+                for metric, alarm in alarms.items()
+            ],
+            "grad_norms": list(self._grad_norms),
+            "val_losses": [[env, list(losses)] for env, losses in self._val_losses.items()],
+            "num_updates": self._num_updates,
+            "num_skipped": self._num_skipped,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Remembers what another detector did."""
+        self._alarms = {}
+        for env, metric, num_consecutive, severity, value in state["alarms"]:
+            alarm = _Alarm(num_consecutive, severity and Severity(severity), float(value))
+            self._alarms.setdefault(env, {})[metric] = alarm
+        self._grad_norms = deque(state["grad_norms"], maxlen=GRAD_WINDOW)
+        self._val_losses = {env: deque(losses, maxlen=LOSS_WINDOW) for env, losses in state["val_losses"]}
+        self._num_updates, self._num_skipped = state["num_updates"], state["num_skipped"]
+
+    def _check_update(self, inputs: UpdateInputs) -> Iterator[Finding]:
+        self._num_updates += 1
+        self._num_skipped = 0 if inputs.metrics["performed"] else self._num_skipped + 1
+        readings = update_readings(inputs) | {"skipped_updates": float(self._num_skipped)}
+        norm = inputs.metrics["gradient_stats"]["norm_mean"]
+        if norm is not None and math.isfinite(norm) and norm > 0:
+            if len(self._grad_norms) >= GRAD_MIN_HISTORY:
+                readings["grad_drift"] = abs(math.log(norm / median(self._grad_norms)))
+            self._grad_norms.append(norm)
+        for row, metric in _in_table_order(readings):
+            if self._num_updates > row.warmup:
+                yield from self._judge(row, metric, _POLICY, readings[metric])
+
+    def _check_epoch(self, inputs: EpochInputs, ctx: EnvContext) -> Iterator[Finding]:
+        if ctx.epoch == 0:
+            self._val_losses[ctx.env] = deque(maxlen=LOSS_WINDOW)
+            yield from self._end(ctx.env, tuple(self._alarms.get(ctx.env, ())), "a new host began")
+        readings = epoch_readings(inputs)
+        live = {slot.slot_id for slot in inputs.report.slots if slot.stage.is_live}
+        gone = [metric for metric in self._alarms.get(ctx.env, ()) if _subject(metric) not in {"", *live}]
+        yield from self._end(ctx.env, gone, "the seed is gone or kept")
+        losses, loss = self._val_losses.setdefault(ctx.env, deque(maxlen=LOSS_WINDOW)), inputs.report.val_loss
+        if len(losses) >= LOSS_MIN_HISTORY and median(losses) > 0:
+            readings["val_loss_ratio"] = loss / median(losses)
+        if math.isfinite(loss):
+            losses.append(loss)
+        for row, metric in _in_table_order(readings):
+            yield from self._judge(row, metric, ctx.env, readings[metric])
+
+    def _judge(self, row: Threshold, metric: str, env: int, value: float) -> Iterator[Finding]:
+        alarm = self._alarms.setdefault(env, {}).setdefault(metric, _Alarm())
+        severity, alarm.value = row.severity_of(value), value
+        alarm.num_consecutive = 0 if severity is None else alarm.num_consecutive + 1
+        if severity is None:
+            if alarm.severity is not None and row.clears(value):
+                yield _finding(row, metric, "cleared", alarm, "back to normal")
+                alarm.severity = None
+        elif alarm.num_consecutive >= row.num_consecutive and _worse(severity, alarm.severity):
+            state: Literal["entered", "worsened"] = "entered" if alarm.severity is None else "worsened"
+            alarm.severity = severity
+            yield _finding(row, metric, state, alarm, row.reason)
+
+    def _end(self, env: int, metrics: Collection[str], why: str) -> Iterator[Finding]:
+        """Forgets alarms whose subject is gone. Open ones are cleared at their last value."""
+        for metric in metrics:
+            alarm = self._alarms[env].pop(metric)
+            if alarm.severity is not None:
+                yield _finding(THRESHOLDS[_kind(metric)], metric, "cleared", alarm, why)
+
+
+def _finding(
+    row: Threshold, metric: str, state: Literal["entered", "worsened", "cleared"], alarm: _Alarm, detail: str
+) -> Finding:
+    assert alarm.severity is not None
+    return Finding(
+        kind=row.metric,
+        metric=metric,
+        state=state,
+        severity=alarm.severity,
+        value=alarm.value,
+        limit=row.limit_of(alarm.severity),
+        num_consecutive=alarm.num_consecutive,
+        detail=detail,
+    )
+
+
+def _worse(severity: Severity, than: Severity | None) -> bool:
+    return than is None or (severity is Severity.CRITICAL and than is Severity.WARNING)
+
+
+def _kind(metric: str) -> str:
+    return metric.partition(":")[0]
+
+
+def _subject(metric: str) -> str:
+    return metric.partition(":")[2]
+
+
+def _in_table_order(readings: Readings) -> Iterator[tuple[Threshold, str]]:
+    rank = {kind: position for position, kind in enumerate(THRESHOLDS)}
+    for metric in sorted(readings, key=lambda name: (rank[_kind(name)], name)):
+        yield THRESHOLDS[_kind(metric)], metric
+
+
+# ---- telling more for a while
+
+
+@dataclass(slots=True)
+class EscalationState:
+    """Until when more is told. Epochs are counted through the whole run: round times epochs per episode plus epoch.
+
+    Windows are (first, last) of such epochs, both included, by env; those of the policy cover all envs.
+    """
+
+    level: TelemetryLevel
+    """The level of the run, in force outside of all windows."""
+    escalation_epochs: int
+    """0 for never."""
+    epochs_per_episode: int
+    windows: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: TelemetryConfig, epochs_per_episode: int) -> EscalationState:
+        """The state at the start of a run."""
+        escalates = config.escalate_on_anomaly and config.level is not TelemetryLevel.OFF
+        return cls(config.level, config.escalation_epochs if escalates else 0, epochs_per_episode)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The open windows, as plain JSON. Level and length belong to the configuration."""
+        return {"windows": [[env, first, last] for env, (first, last) in self.windows.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Opens the windows that another state had open."""
+        self.windows = {env: (first, last) for env, first, last in state["windows"]}
+
+
+def level_at(state: EscalationState, clock: Clock) -> TelemetryLevel:
+    """The level in force at an epoch of an env, or at the update of a round. Pure: asking changes nothing."""
+    now = _position(state, clock)
+    mine = (_POLICY,) if isinstance(clock, UpdateClock) else (_POLICY, clock.env)
+    inside = any(env in state.windows and state.windows[env][0] <= now <= state.windows[env][1] for env in mine)
+    return TelemetryLevel.DEBUG if inside else state.level
+
+
+def handle_telemetry_escalation(report: AnomalyReport, state: EscalationState, clock: Clock) -> TelemetryLevel:
+    """Opens a window after an alarm was raised, and returns the level in force right after this moment.
+
+    An alarm of an env covers its next epochs, across the end of an episode. One of the policy, found at the update of
+    a round, covers the whole next round with its update, and more if the window is longer than a round.
+    """
+    first = _position(state, clock) + 1
+    if report.raised and state.escalation_epochs > 0:
+        length = state.escalation_epochs
+        policy = isinstance(clock, UpdateClock)
+        env = _POLICY if isinstance(clock, UpdateClock) else clock.env
+        last = first - 1 + (max(length, state.epochs_per_episode) if policy else length)
+        known = state.windows.get(env)
+        if known is not None and known[1] >= first - 1:
+            first, last = known[0], max(known[1], last)
+        state.windows[env] = (first, last)
+    return level_at(state, _following(state, clock))
+
+
+def _position(state: EscalationState, clock: Clock) -> int:
+    epoch = state.epochs_per_episode - 1 if isinstance(clock, UpdateClock) else clock.epoch
+    return clock.round * state.epochs_per_episode + epoch
+
+
+def _following(state: EscalationState, clock: Clock) -> EnvContext:
+    round_idx, epoch = divmod(_position(state, clock) + 1, state.epochs_per_episode)
+    env = _POLICY if isinstance(clock, UpdateClock) else clock.env
+    return EnvContext(round=round_idx, episode=round_idx, env=env, epoch=epoch)

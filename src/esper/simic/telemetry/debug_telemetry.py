@@ -1,0 +1,108 @@
+"""A closer look at a model when something is wrong, or at level DEBUG. Reads only: no forward pass, no random draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import THRESHOLDS, AnomalyDebug, LayerGradientStats, NumericalStability
+from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
+
+__all__ = [
+    "LayerGradientStats",
+    "check_numerical_stability",
+    "collect_per_layer_gradients",
+    "make_debug_bundle",
+]
+
+LARGE = 10.0
+"""Gradient elements beyond this size count as large."""
+MAX_RATIOS = 100
+
+
+def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
+    """Statistics of every gradient the model has, in the order of its parameters, by one copy from the device."""
+    named = [(name, p.grad.detach()) for name, p in model.named_parameters() if p.grad is not None]
+    if not named:
+        return []
+    columns = [_column(gradient) for _, gradient in named]
+    rows = torch.stack(columns).tolist()  # sync: the one read
+    return [_stats(name, gradient.numel(), row) for (name, gradient), row in zip(named, rows, strict=True)]
+
+
+def check_numerical_stability(model: nn.Module) -> NumericalStability:
+    """Whether weights and gradients are numbers and how large they are, by one copy from the device."""
+    named = list(model.named_parameters())
+    columns = [torch.stack([*_extent(p.detach()), *_extent(p.grad)]) for _, p in named]
+    rows = torch.stack(columns).tolist() if columns else []  # sync: the one read
+    measured = [row[3] for row, (_, p) in zip(rows, named, strict=True) if p.grad is not None]
+    return NumericalStability(
+        num_tensors=len(named),
+        num_nonfinite_weights=int(sum(row[0] for row in rows)),
+        num_nonfinite_gradients=int(sum(row[2] for row in rows)),
+        max_abs_weight=max((row[1] for row in rows), default=None),
+        max_abs_gradient=max(measured, default=None),
+        nonfinite_tensors=tuple(name for (name, _), row in zip(named, rows, strict=True) if row[0] or row[2]),
+    )
+
+
+def make_debug_bundle(model: nn.Module, ratios: Sequence[float] = ()) -> AnomalyDebug:
+    """What goes with an alarm: layers in one line, stability, and the probability ratios that are out of range."""
+    out = [ratio for ratio in ratios if _out_of_range(ratio)]
+    return AnomalyDebug(
+        layers=aggregate_layer_gradient_health(collect_per_layer_gradients(model)),
+        stability=check_numerical_stability(model),
+        ratios=tuple(out[:MAX_RATIOS]),
+        num_ratios_out_of_range=len(out),
+    )
+
+
+def _out_of_range(ratio: float) -> bool:
+    return any(THRESHOLDS[row].severity_of(ratio) is not None for row in ("ratio_min", "ratio_max"))
+
+
+def _column(gradient: Tensor) -> Tensor:
+    """Sum, sum of squares, largest, zeros, large ones, NaNs, infinities; sums are over finite elements."""
+    values = gradient.double().flatten()
+    finite = torch.where(values.isfinite(), values, 0.0)
+    size = finite.abs()
+    parts = [
+        finite.sum(),
+        finite.square().sum(),
+        size.max() if size.numel() else size.sum(),
+        (values == 0).sum(),
+        (size > LARGE).sum(),
+        values.isnan().sum(),
+        values.isinf().sum(),
+    ]
+    return torch.stack([part.double() for part in parts])
+
+
+def _stats(name: str, num_elements: int, row: Sequence[float]) -> LayerGradientStats:
+    total, squares, largest, zeros, large, num_nan, num_inf = row
+    num_finite = num_elements - num_nan - num_inf
+    mean = total / num_finite if num_finite else 0.0
+    variance = squares / num_finite - mean * mean if num_finite else 0.0
+    return LayerGradientStats(
+        name=name,
+        num_elements=num_elements,
+        norm=squares**0.5,
+        mean=mean,
+        std=max(0.0, variance) ** 0.5,
+        max_abs=largest,
+        zero_share=zeros / num_finite if num_finite else 0.0,
+        large_share=large / num_finite if num_finite else 0.0,
+        num_nan=int(num_nan),
+        num_inf=int(num_inf),
+    )
+
+
+def _extent(values: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How many elements are no numbers, and the largest of the others."""
+    if values is None or not values.numel():
+        return torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    flat = values.detach().double()
+    finite = flat.isfinite()
+    return (~finite).sum().double(), torch.where(finite, flat, 0.0).abs().max()

@@ -1,0 +1,299 @@
+"""Turns what training knows into events. Stateless; takes plain numbers, so it cannot wait for a device.
+
+`compute_grad_norm_surrogate` is the one exception that sees tensors; it is for debugging, not for the hot loop.
+Importing this module loads no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+from esper.leyline import (
+    ActionOutcome,
+    ActionSpec,
+    ActionTaken,
+    AnomalyDebug,
+    AnomalyDetected,
+    BatchSummary,
+    ChoiceStats,
+    CoalitionMeasured,
+    CriticFit,
+    EpisodeCompleted,
+    EventSink,
+    HeadUpdate,
+    JointRatios,
+    LayerGradientStats,
+    LayerHealth,
+    LifecycleOp,
+    LSTMHealth,
+    Moments,
+    ObservationHealth,
+    PolicyLosses,
+    PPOUpdateCompleted,
+    ProfileMeasured,
+    RoundCompleted,
+    Severity,
+    TelemetryEvent,
+    TelemetryEventType,
+    UpdateGradients,
+    fill_ids,
+    make_event,
+)
+from esper.leyline.thresholds import DEAD_ZERO_SHARE, EXPLODING_LARGE_SHARE
+from esper.simic.agent.types import HeadStats, PPOUpdateMetrics
+from esper.simic.rewards.types import RewardComponentsTelemetry
+from esper.simic.telemetry.anomaly_detector import AnomalyReport, EscalationState, level_at
+from esper.simic.telemetry.records import Clock, Decision, EnvContext
+from esper.simic.telemetry.telemetry_config import enabled
+
+if TYPE_CHECKING:
+    from torch import nn
+
+T = TelemetryEventType
+
+
+class Outbox(Protocol):
+    """What reports events and can be told which ones are wanted."""
+
+    wanted: frozenset[TelemetryEventType]
+
+
+# ---- one env
+
+
+def emit_with_env_context(hub: EventSink, event: TelemetryEvent, ctx: EnvContext) -> None:
+    """Sends an event from an env's outbox with its ids filled in; an id that says otherwise is an error."""
+    hub.emit(fill_ids(event, round=ctx.round, episode=ctx.episode, env=ctx.env, epoch=ctx.epoch))
+
+
+def emit_last_action(
+    hub: EventSink,
+    ctx: EnvContext,
+    spec: ActionSpec,
+    outcome: ActionOutcome,
+    decision: Decision | None,
+    rewards: RewardComponentsTelemetry | None,
+    reward_scaled: float | None = None,
+) -> None:
+    """Tells what was chosen and what it earned. Fixed controllers have no decision, runs without prices no rewards."""
+    data = ActionTaken(
+        op=spec.op.name,
+        slot_id=spec.slot,
+        blueprint=spec.blueprint,
+        blend=spec.blend,
+        ok=outcome.applied,
+        forced=decision.forced if decision else False,
+        value=decision.value if decision else None,
+        log_prob=decision.log_prob if decision else None,
+        heads=decision.heads if decision else {},
+        reward_raw=rewards.total if rewards else None,
+        reward_scaled=reward_scaled,
+        components=rewards.amounts if rewards else {},
+    )
+    _emit_env(hub, ctx, T.ACTION_TAKEN, data)
+
+
+def emit_reward_summary(hub: EventSink, ctx: EnvContext, episode: EpisodeCompleted) -> None:
+    """Tells the one outcome of an episode, after any penalty."""
+    _emit_env(hub, ctx, T.EPISODE_COMPLETED, episode)
+
+
+def emit_cf_unavailable(hub: EventSink, ctx: EnvContext, reason: str) -> None:
+    """Tells that no coalition was measured in an epoch, and why."""
+    data = CoalitionMeasured(
+        slot_ids=(),
+        rows=(),
+        strategy=None,
+        committed_mask=None,
+        contribution_pp={},
+        interaction_pp={},
+        shapley_pp=None,
+        unavailable=reason,
+    )
+    _emit_env(hub, ctx, T.COALITION_MEASURED, data)
+
+
+def apply_slot_telemetry(outboxes: Iterable[Outbox], state: EscalationState, clock: Clock) -> None:
+    """Says which types each outbox is to report from now on. Nothing that is trained or measured changes."""
+    wanted = enabled(level_at(state, clock))
+    for outbox in outboxes:
+        outbox.wanted = wanted
+
+
+# ---- one round
+
+
+def emit_batch_completed(hub: EventSink, summary: BatchSummary) -> None:
+    """Tells that a round is over and counted."""
+    data = RoundCompleted(
+        accuracy_mean_pct=summary.accuracy_mean_pct,
+        accuracy_best_pct=summary.accuracy_best_pct,
+        accuracy_worst_pct=summary.accuracy_worst_pct,
+        rolling_accuracy_pct=summary.rolling_accuracy_pct,
+        committed_accuracy_pct=summary.committed_accuracy_pct,
+        return_mean=summary.return_mean,
+        return_std=summary.return_std,
+        params_ratio_mean=summary.params_ratio_mean,
+        num_germinated=_num(summary, LifecycleOp.GERMINATE),
+        num_fossilized=_num(summary, LifecycleOp.FOSSILIZE),
+        num_pruned=_num(summary, LifecycleOp.PRUNE),
+        num_rollbacks=summary.num_rollbacks,
+        num_episodes_total=summary.num_episodes_total,
+        num_env_steps_total=summary.num_env_steps_total,
+        update_performed=summary.update_performed,
+        duration_s=summary.duration_s,
+    )
+    hub.emit(make_event(T.ROUND_COMPLETED, data, round=summary.round_idx))
+
+
+def emit_action_distribution(hub: EventSink, round_idx: int, ops: ChoiceStats) -> None:
+    """Tells how often each op was legal, chosen and carried out."""
+    assert ops.head == "op", f"expected the counts of the op head, got those of {ops.head}"
+    hub.emit(make_event(T.CHOICE_STATS, ops, round=round_idx))
+
+
+def emit_mask_hit_rates(hub: EventSink, round_idx: int, others: Iterable[ChoiceStats]) -> None:
+    """Tells the same of every other head."""
+    for stats in others:
+        assert stats.head != "op", "the op head is told by emit_action_distribution"
+        hub.emit(make_event(T.CHOICE_STATS, stats, round=round_idx))
+
+
+def emit_throughput(hub: EventSink, round_idx: int, profile: ProfileMeasured) -> None:
+    """Tells where time and memory went."""
+    hub.emit(make_event(T.PROFILE_MEASURED, profile, round=round_idx))
+
+
+def check_performance_degradation(current: float, baseline: float, threshold: float = 0.05) -> tuple[bool, float]:
+    """Whether a score fell by more than a share of its baseline, and by how much it changed."""
+    delta = current - baseline
+    return delta < -threshold * abs(baseline), delta
+
+
+# ---- the policy
+
+
+def emit_ppo_update_event(
+    hub: EventSink, round_idx: int, metrics: PPOUpdateMetrics, layers: Sequence[LayerGradientStats] | None = None
+) -> None:
+    """Tells how an update went, also one that was skipped. `layers` is given at level DEBUG."""
+    data = PPOUpdateCompleted(
+        performed=metrics["performed"],
+        skip_reason=metrics["skip_reason"],
+        num_optimizer_steps=metrics["num_optimizer_steps"],
+        num_env_steps=metrics["env_steps"],
+        kl_stopped=metrics["kl_stopped"],
+        losses=PolicyLosses(
+            policy=metrics["policy_loss"],
+            value=metrics["value_loss"],
+            entropy=metrics["entropy_loss"],
+            total=metrics["total_loss"],
+        ),
+        joint=JointRatios(
+            approx_kl=metrics["approx_kl"],
+            clip_share=metrics["clip_fraction"],
+            ratio_mean=metrics["ratio_mean"],
+            ratio_min=metrics["ratio_min"],
+            ratio_max=metrics["ratio_max"],
+        ),
+        critic=CriticFit(
+            explained_variance=metrics["explained_variance"],
+            value_nrmse=metrics["value_nrmse"],
+            return_corr=metrics["return_corr"],
+        ),
+        returns=Moments(mean=metrics["return_mean"], std=metrics["return_std"]),
+        advantages=Moments(mean=metrics["advantage_mean"], std=metrics["advantage_std"]),
+        grad=UpdateGradients(**metrics["gradient_stats"]),
+        heads=_heads(metrics),
+        lstm=None if metrics["lstm"] is None else LSTMHealth(**metrics["lstm"]),
+        observations=None if metrics["observations"] is None else ObservationHealth(**metrics["observations"]),
+        decision_share=metrics["decision_share"],
+        lr=metrics["learning_rate"],
+        entropy_coef=metrics["entropy_coef"],
+        clip_range=metrics["clip_ratio"],
+        target_kl=metrics["target_kl"],
+        layers=None if layers is None else tuple(layers),
+    )
+    severity = Severity.INFO if metrics["performed"] else Severity.WARNING
+    hub.emit(make_event(T.PPO_UPDATE_COMPLETED, data, severity, round=round_idx))
+
+
+def aggregate_layer_gradient_health(layers: Sequence[LayerGradientStats]) -> LayerHealth | None:
+    """All layers in one line; None where there are none. Worst is not finite, else exploding, else the largest."""
+    if not layers:
+        return None
+    exploding = [layer.large_share > EXPLODING_LARGE_SHARE for layer in layers]
+    nonfinite = [layer.num_nan + layer.num_inf > 0 for layer in layers]
+    worst = max(range(len(layers)), key=lambda i: (nonfinite[i], exploding[i], layers[i].norm))
+    return LayerHealth(
+        num_layers=len(layers),
+        num_dead=sum(layer.zero_share > DEAD_ZERO_SHARE for layer in layers),
+        num_exploding=sum(exploding),
+        num_nonfinite=sum(nonfinite),
+        min_norm=min(layer.norm for layer in layers),
+        max_norm=max(layer.norm for layer in layers),
+        worst_layer=layers[worst].name,
+    )
+
+
+def compute_grad_norm_surrogate(model: nn.Module) -> float | None:
+    """L2 norm of the gradients a model has right now, in one read; None if it has none."""
+    import torch
+
+    gradients = [p.grad.detach() for p in model.parameters() if p.grad is not None]
+    if not gradients:
+        return None
+    norms = torch._foreach_norm(gradients)
+    return math.sqrt(float(torch.stack([norm.double() for norm in norms]).square().sum()))  # sync: a debug read
+
+
+def emit_anomaly_diagnostics(
+    hub: EventSink, report: AnomalyReport, clock: Clock, debug: AnomalyDebug | None = None
+) -> None:
+    """Tells each alarm that was entered, got worse or cleared. The bundle goes with those that were raised."""
+    for found in report.findings:
+        cleared = found.state == "cleared"
+        data = AnomalyDetected(
+            kind=found.kind,
+            state=found.state,
+            metric=found.metric,
+            value=found.value,
+            limit=found.limit,
+            num_consecutive=found.num_consecutive,
+            detail=found.detail,
+            debug=None if cleared else debug,
+        )
+        severity = Severity.INFO if cleared else found.severity
+        if isinstance(clock, EnvContext):
+            _emit_env(hub, clock, T.ANOMALY_DETECTED, data, severity)
+        else:
+            hub.emit(make_event(T.ANOMALY_DETECTED, data, severity, round=clock.round))
+
+
+def _emit_env(
+    hub: EventSink, ctx: EnvContext, kind: TelemetryEventType, data: object, severity: Severity = Severity.INFO
+) -> None:
+    event = make_event(kind, data, severity, round=ctx.round, episode=ctx.episode, env=ctx.env, epoch=ctx.epoch)
+    hub.emit(event)
+
+
+def _num(summary: BatchSummary, op: LifecycleOp) -> int:
+    return summary.num_ops.get(op.name, 0)  # an op that is not listed was never carried out
+
+
+def _heads(metrics: PPOUpdateMetrics) -> dict[str, HeadUpdate]:
+    stats_by_head = cast(Mapping[str, HeadStats], metrics["heads"])
+    entropies = cast(Mapping[str, float | None], metrics["head_entropies"])
+    return {
+        head: HeadUpdate(
+            entropy_share=entropies[head],
+            kl=stats["kl"],
+            clip_share=stats["clip_fraction"],
+            grad_norm=stats["grad_norm"],
+            num_usable=stats["num_usable"],
+            grad_state=stats["grad_state"],
+        )
+        for head, stats in stats_by_head.items()
+    }

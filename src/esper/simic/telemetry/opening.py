@@ -1,0 +1,66 @@
+"""Opens the hub that a telemetry configuration asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.rundir import METRICS_DIR
+from esper.nissa import NULL_HUB, Backend, Hub, TelemetryHub, begin_attempt
+from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
+
+
+def open_hub(
+    config: TelemetryConfig,
+    run_dir: Path,
+    *,
+    run_id: str | None = None,
+    first_seq: int = 0,
+    group: str = "main",
+    listeners: Sequence[Backend] = (),
+    run_config: Mapping[str, Any] | None = None,
+    env_steps: int | None = None,
+) -> Hub:
+    """Begins a new attempt in a run directory and opens its log; at level OFF nothing is touched.
+
+    Args:
+        config: What to tell and how.
+        run_dir: Created if missing.
+        run_id: Name of the run; None for the one the directory holds, or a new one.
+        first_seq: The checkpoint's `next_seq` on resume.
+        group: Cohort of the run.
+        listeners: More backends, such as a console.
+        run_config: What exporters show as the configuration of the run.
+        env_steps: The checkpoint's total on resume: exported points beyond it are hidden.
+    """
+    if config.level is TelemetryLevel.OFF:
+        return NULL_HUB
+    manifest = begin_attempt(run_dir, run_id=run_id, first_seq=first_seq, group=group)
+    exporters = [_exporter(name, run_dir, manifest.run, run_config or {}, env_steps) for name in config.exporters]
+    return TelemetryHub(
+        run_dir,
+        run_id=manifest.run,
+        attempt=manifest.attempts[-1].attempt,
+        first_seq=first_seq,
+        group=group,
+        queue_capacity=config.queue_capacity,
+        flush_interval_s=config.flush_interval_s,
+        rotate_bytes=config.rotate_bytes,
+        heartbeat_s=config.heartbeat_s,
+        backends=(*listeners, *exporters),
+        strict=config.strict,
+        require_complete=config.require_complete,
+    )
+
+
+def _exporter(
+    name: Exporter, run_dir: Path, run_id: str, run_config: Mapping[str, Any], env_steps: int | None
+) -> Backend:
+    if name == "tensorboard":
+        from esper.nissa.tensorboard import TensorBoardBackend
+
+        return TensorBoardBackend(run_dir / METRICS_DIR, purge_step=env_steps)
+    from esper.nissa.wandb import WandbBackend
+
+    return WandbBackend(name, project="esper", run_id=run_id, config=run_config)

@@ -1,0 +1,88 @@
+"""What it takes to repeat a run: versions, configuration, data, machine. Read once, when the run starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import esper
+from esper.leyline import HostLayout, RunStarted
+from esper.runtime.datasets import Dataset
+from esper.runtime.tasks import TaskSpec
+from esper.simic.training.config import TrainingConfig
+
+GIT_TIMEOUT_S = 5.0
+
+
+def config_hash(config: TrainingConfig) -> str:
+    """sha256 of the configuration in canonical form."""
+    return hashlib.sha256(json.dumps(asdict(config), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def run_started(
+    config: TrainingConfig,
+    task: TaskSpec,
+    data: Dataset,
+    layout: HostLayout,
+    *,
+    workers: tuple[str, int],
+    resumed_from: str | None,
+    differences: tuple[str, ...],
+) -> RunStarted:
+    """The first event of a sitting."""
+    commit, dirty = _git()
+    return RunStarted(
+        esper_version=esper.__version__,
+        python_version=platform.python_version(),
+        torch_version=str(torch.__version__),
+        numpy_version=np.__version__,
+        cuda_version=torch.version.cuda,
+        git_commit=commit,
+        git_dirty=dirty,
+        config_hash=config_hash(config),
+        argv=tuple(sys.argv),
+        run_seed=config.seed,
+        task=task.name,
+        data_sha256=data.sha256,
+        split_sizes={"train": len(data.train), "val": len(data.val), "test": data.num_test},
+        num_rounds=config.rounds,
+        num_envs=config.envs,
+        epochs_per_episode=task.horizon,
+        slot_ids=layout.slot_ids,
+        host_params=layout.host_params,
+        param_budget=task.lifecycle.param_budget,
+        controller=config.controller,
+        reward_mode=config.reward_mode,
+        worker_kind=workers[0],
+        num_workers=workers[1],
+        devices=tuple(config.device.split(",")),
+        amp_dtype=None if config.amp == "off" else config.amp,
+        level=config.level,
+        resumed_from=resumed_from,
+        resume_differences=differences,
+    )
+
+
+def _git() -> tuple[str | None, bool | None]:
+    """Commit of the source this runs from, and whether it was changed; None where that is not known."""
+    folder = Path(__file__).parent
+    try:
+        commit = _ask_git(folder, "rev-parse", "HEAD")
+        return commit, bool(_ask_git(folder, "status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.SubprocessError):
+        return None, None
+
+
+def _ask_git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
+    )
+    return done.stdout.strip()

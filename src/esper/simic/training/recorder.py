@@ -1,0 +1,177 @@
+"""Keeps the record of a run: tells the log, the screen and the checkpoints what the loop has just done."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from esper.leyline import (
+    BatchSummary,
+    EventSink,
+    HostLayout,
+    PhaseTime,
+    ProfileMeasured,
+    TelemetryEventType,
+    make_event,
+)
+from esper.nissa import Hub
+from esper.runtime.datasets import Dataset
+from esper.runtime.tasks import TaskSpec
+from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.client import StepFacts
+from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
+from esper.simic.training.accounts import EpisodeStats
+from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.keeper import CheckpointKeeper
+from esper.simic.training.provenance import run_started
+from esper.simic.training.run_log import PolicyReads, RunLog
+from esper.simic.training.run_state import run_files
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+
+class Display(Protocol):
+    """Somebody who watches."""
+
+    def step(self, facts: StepFacts) -> None:
+        """One step of every env is done."""
+
+    def round(self, summary: BatchSummary, episodes: Sequence[EpisodeStats]) -> None:
+        """A round is complete."""
+
+
+class NoDisplay:
+    """Nobody watches."""
+
+    def step(self, facts: StepFacts) -> None:
+        """Nothing to show."""
+
+    def round(self, summary: BatchSummary, episodes: Sequence[EpisodeStats]) -> None:
+        """Nothing to show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a sitting comes from."""
+
+    checkpoint: LoadedCheckpoint | None = None
+    rejected: tuple[Rejection, ...] = ()
+    differences: tuple[str, ...] = ()
+    log_state: dict[str, Any] | None = None
+    """What the alarms remembered at the checkpoint."""
+
+
+class RunRecorder:
+    """What the trainer tells about itself goes three ways from here. Nothing comes back.
+
+    Args:
+        hub: The log.
+        telemetry: How much is told.
+        keeper: Saves boundaries; None where nothing is saved.
+        display: Who watches.
+        origin: Where the sitting comes from.
+        reads: A closer look at a trainer's policy, for level DEBUG.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        telemetry: TelemetryConfig,
+        *,
+        keeper: CheckpointKeeper | None,
+        display: Display,
+        origin: Origin,
+        reads: Callable[[VectorizedPPOTrainer], PolicyReads],
+    ) -> None:
+        # Rollbacks reach the person at the terminal even where nothing is logged.
+        self.wanted = enabled(telemetry.level) | {TelemetryEventType.GOVERNOR_STATE_CHANGED}
+        self.sink: EventSink | None = hub
+        self._hub, self._telemetry, self._keeper, self._display = hub, telemetry, keeper, display
+        self._origin = origin
+        self._reads = reads
+        self._log: RunLog
+        self._trainer: VectorizedPPOTrainer
+        self._round_idx = 0
+        self._telling_s = 0.0
+        self._writer_ms = 0.0
+        self._checkpoint_ms = 0.0
+
+    def opened(
+        self, trainer: VectorizedPPOTrainer, task: TaskSpec, data: Dataset, layout: HostLayout, workers: tuple[str, int]
+    ) -> None:
+        """The run begins."""
+        self._trainer, config = trainer, trainer.config
+        self._log = RunLog(self._hub, self._telemetry, task, layout, num_rounds=config.rounds)
+        if self._origin.log_state is not None:
+            self._log.load_state_dict(self._origin.log_state)
+        checkpoint = self._origin.checkpoint
+        payload = run_started(
+            config,
+            task,
+            data,
+            layout,
+            workers=workers,
+            resumed_from=None if checkpoint is None else checkpoint.path.name,
+            differences=self._origin.differences,
+        )
+        self._hub.emit(make_event(TelemetryEventType.RUN_STARTED, payload))
+        if checkpoint is not None and self._keeper is not None:
+            self._keeper.loaded(checkpoint, self._origin.rejected)
+
+    def round_begins(self, round_idx: int) -> None:
+        """The next round's episodes start."""
+        self._round_idx = round_idx
+        self._telling_s = 0.0
+        self._log.round_begins(round_idx)
+        self._hub.progress("play", round=round_idx, epoch=0)
+
+    def step(self, facts: StepFacts) -> None:
+        """All envs finished a step."""
+        started = time.thread_time()
+        done = max(report.epochs_done for report in facts.after.reports)
+        self._hub.progress("play", round=self._round_idx, epoch=done)
+        self._log.step(facts)
+        self._telling_s += time.thread_time() - started
+        self._display.step(facts)
+
+    def round_ends(
+        self, summary: BatchSummary, metrics: PPOUpdateMetrics | None, episodes: Sequence[EpisodeStats]
+    ) -> None:
+        """The round is complete and counted."""
+        profile = self._profile(summary, episodes)
+        self._log.round_ends(summary, metrics, episodes, profile, self._reads(self._trainer))
+        self._display.round(summary, episodes)
+
+    def checkpoint(self, trainer: VectorizedPPOTrainer, *, last: bool) -> None:
+        """Saves the boundary if it is due."""
+        if self._keeper is None:
+            return
+        started = time.perf_counter()
+        score = trainer.history[-1].committed_accuracy_pct if trainer.history else None
+        self._hub.progress("save", round=trainer.next_round)
+        self._keeper.offer(
+            trainer.next_round, lambda: run_files(trainer, self._log.state_dict()), score=score, last=last
+        )
+        self._checkpoint_ms = 1e3 * (time.perf_counter() - started)
+
+    def _profile(self, summary: BatchSummary, episodes: Sequence[EpisodeStats]) -> ProfileMeasured:
+        """Where the round's time went. Saving comes after a round and is told with the next."""
+        steps = sum(episode.num_epochs for episode in episodes)
+        health = self._hub.health()
+        writer_ms, self._writer_ms = health.writer_cpu_ms - self._writer_ms, health.writer_cpu_ms
+        phases = {name: PhaseTime(wall_ms=wall_ms, cpu_ms=None) for name, wall_ms in summary.phases_ms.items()}
+        return ProfileMeasured(
+            env_steps_per_s=steps / summary.duration_s if summary.duration_s > 0.0 else 0.0,
+            host_samples_per_s=None,
+            phases=phases,
+            controller_ms_per_env_step=summary.phases_ms["act"] / steps if steps else None,
+            telemetry_cpu_ms=1e3 * self._telling_s + writer_ms,
+            wait_share=summary.phases_ms["execute"] / (1e3 * summary.duration_s) if summary.duration_s > 0.0 else None,
+            rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            cuda=None,
+            disk_free_bytes=None,
+            queue_high_water=health.queue_high_water,
+        )

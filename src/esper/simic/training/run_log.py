@@ -1,0 +1,201 @@
+"""The run in its event log: what the trainer did, told in the order it happened. Nothing here changes training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from esper.leyline import (
+    AnomalyDebug,
+    BatchSummary,
+    HostLayout,
+    LayerGradientStats,
+    ProfileMeasured,
+    TelemetryEventType,
+    TelemetryLevel,
+    lr_factor,
+)
+from esper.leyline.thresholds import TREND_WINDOW_ROUNDS
+from esper.nissa import Hub
+from esper.runtime.tasks import TaskSpec
+from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.client import StepFacts
+from esper.simic.telemetry.anomaly_detector import (
+    AnomalyDetector,
+    AnomalyReport,
+    EscalationState,
+    handle_telemetry_escalation,
+    level_at,
+)
+from esper.simic.telemetry.choices import ChoiceCounter
+from esper.simic.telemetry.emitters import (
+    emit_action_distribution,
+    emit_anomaly_diagnostics,
+    emit_batch_completed,
+    emit_last_action,
+    emit_mask_hit_rates,
+    emit_ppo_update_event,
+    emit_reward_summary,
+    emit_throughput,
+    emit_with_env_context,
+)
+from esper.simic.telemetry.readings import EpochInputs, UpdateInputs
+from esper.simic.telemetry.records import EnvContext, UpdateClock
+from esper.simic.telemetry.report_events import (
+    GateWatch,
+    emit_coalitions_measured,
+    emit_epoch_completed,
+    emit_suspicions,
+    emit_trend,
+    find_trend,
+)
+from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
+from esper.simic.training.accounts import EpisodeStats, StepAccount
+from esper.simic.training.step_payloads import decision_record, episode_completed
+
+T = TelemetryEventType
+PRIMARY_TERMS = frozenset({"terminal", "size", "rollback"})
+"""Reward terms that speak of the outcome; all others are shaping."""
+
+
+class PolicyReads(Protocol):
+    """A closer look at the policy, which costs something."""
+
+    def layers(self) -> Sequence[LayerGradientStats]:
+        """Its gradients, by layer."""
+
+    def bundle(self) -> AnomalyDebug:
+        """What goes with an alarm."""
+
+
+class RunLog:
+    """Tells one run's steps and rounds to a hub, at the level in force, and watches for alarms.
+
+    Args:
+        hub: Where events go.
+        config: Level and escalation.
+        task: For the learning rate of an epoch and the length of an episode.
+        layout: Names of slots and blueprints.
+        num_rounds: Of the whole run.
+    """
+
+    def __init__(
+        self, hub: Hub, config: TelemetryConfig, task: TaskSpec, layout: HostLayout, *, num_rounds: int
+    ) -> None:
+        self._hub, self._task, self._num_rounds = hub, task, num_rounds
+        self._detector = AnomalyDetector()
+        self._escalation = EscalationState.of(config, task.horizon)
+        self._gates = GateWatch()
+        self._choices = ChoiceCounter(layout)
+        self._abs_terms: Counter[str] = Counter()
+        self._rolling: list[float] = []
+        self._num_rollbacks = 0
+        self._round_idx = 0
+
+    def round_begins(self, round_idx: int) -> None:
+        """New episodes: counts start again."""
+        self._round_idx = round_idx
+        self._choices.begin()
+        self._abs_terms.clear()
+
+    def step(self, facts: StepFacts) -> None:
+        """All envs finished a step; each is told whole before the next. Envs that sat it out are not told."""
+        for env, account in enumerate(facts.accounts):
+            if account is not None:
+                self._env_step(facts, env, account)
+
+    def _env_step(self, facts: StepFacts, env: int, account: StepAccount) -> None:
+        before, report = facts.before.reports[env], facts.after.reports[env]
+        spec, outcome = facts.specs[env], facts.after.outcomes[env]
+        ctx = EnvContext(round=self._round_idx, episode=before.episode, env=before.env_id, epoch=before.epochs_done)
+        self._choices.add(facts.before.post_action_masks[env], spec, outcome)
+        for name, amount in account.components.amounts.items():
+            self._abs_terms[name] += abs(amount)  # type: ignore[assignment]
+        level = level_at(self._escalation, ctx)
+        wanted = enabled(level)
+        for event in report.events:
+            emit_with_env_context(self._hub, event, ctx)
+        if T.EPOCH_COMPLETED in wanted:
+            emit_epoch_completed(self._hub, ctx, report, self._lr(ctx.epoch))
+        if T.COALITION_MEASURED in wanted:
+            emit_coalitions_measured(self._hub, ctx, report)
+        if T.GATE_EVALUATED in wanted:
+            always = level is TelemetryLevel.DEBUG
+            self._gates.emit(self._hub, ctx, report, self._task.lifecycle, always=always)
+        if T.ACTION_TAKEN in wanted:
+            decision = None if facts.decision is None else decision_record(facts.decision, env, spec)
+            emit_last_action(self._hub, ctx, spec, outcome, decision, account.components, facts.scaled[env])
+        emit_suspicions(self._hub, ctx, account.suspicions)
+        found = self._detector.check_all(EpochInputs(report=report), ctx)
+        emit_anomaly_diagnostics(self._hub, found, ctx)
+        handle_telemetry_escalation(found, self._escalation, ctx)
+
+    def round_ends(
+        self,
+        summary: BatchSummary,
+        metrics: PPOUpdateMetrics | None,
+        episodes: Sequence[EpisodeStats],
+        profile: ProfileMeasured,
+        reads: PolicyReads,
+    ) -> None:
+        """Tells the outcomes of the episodes, the update and the round; the round is told last.
+
+        Args:
+            summary: The round.
+            metrics: Its update; None for a fixed controller.
+            episodes: In env order.
+            profile: Where its time went.
+            reads: A closer look at the policy; asked at level DEBUG only.
+        """
+        clock = UpdateClock(round=summary.round_idx)
+        for episode in episodes:
+            last = max(0, episode.num_epochs - 1)
+            ctx = EnvContext(round=clock.round, episode=episode.episode, env=episode.env_id, epoch=last)
+            emit_reward_summary(self._hub, ctx, episode_completed(episode))
+        self._num_rollbacks += summary.num_rollbacks
+        if metrics is not None:
+            debug = level_at(self._escalation, clock) is TelemetryLevel.DEBUG
+            emit_ppo_update_event(self._hub, clock.round, metrics, reads.layers() if debug else None)
+            found = self._check_update(clock, summary, metrics)
+            emit_anomaly_diagnostics(self._hub, found, clock, reads.bundle() if debug and found.raised else None)
+            handle_telemetry_escalation(found, self._escalation, clock)
+        emit_action_distribution(self._hub, clock.round, self._choices.stats("op"))
+        emit_mask_hit_rates(self._hub, clock.round, self._choices.others())
+        self._rolling = [*self._rolling, summary.rolling_accuracy_pct]
+        emit_trend(self._hub, clock.round, find_trend(self._rolling, self._num_rounds))
+        emit_throughput(self._hub, clock.round, profile)
+        emit_batch_completed(self._hub, summary)
+
+    def _check_update(self, clock: UpdateClock, summary: BatchSummary, metrics: PPOUpdateMetrics) -> AnomalyReport:
+        everything = sum(self._abs_terms.values())
+        shaping = sum(amount for name, amount in self._abs_terms.items() if name not in PRIMARY_TERMS)
+        inputs = UpdateInputs(
+            metrics=metrics,
+            ops=self._choices.stats("op"),
+            num_rollbacks_total=self._num_rollbacks,
+            num_episodes_total=summary.num_episodes_total,
+            shaping_share=shaping / everything if everything > 0.0 else None,
+        )
+        return self._detector.check_all(inputs, clock)
+
+    def _lr(self, epoch: int) -> float:
+        optimizer = self._task.optimizer
+        return optimizer.lr * lr_factor(optimizer.schedule, epoch, self._task.horizon)
+
+    # ---- across restarts
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the alarms remember, as JSON values."""
+        return {
+            "detector": self._detector.state_dict(),
+            "escalation": self._escalation.state_dict(),
+            "num_rollbacks": self._num_rollbacks,
+            "rolling": self._rolling,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where another log stopped."""
+        self._detector.load_state_dict(state["detector"])
+        self._escalation.load_state_dict(state["escalation"])
+        self._num_rollbacks, self._rolling = state["num_rollbacks"], list(state["rolling"])

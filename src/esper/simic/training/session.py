@@ -1,0 +1,249 @@
+"""One sitting of a training run: its directory, its lock, its log, its checkpoints, and how it ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from esper.leyline import (
+    BatchSummary,
+    ExitCode,
+    RunBusy,
+    RunEnded,
+    Severity,
+    StorageError,
+    TelemetryEventType,
+    make_event,
+)
+from esper.leyline.rundir import CONFIG_FILE
+from esper.nissa import Hub, TelemetryHub
+from esper.simic.telemetry.opening import open_hub
+from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
+from esper.simic.training import storage
+from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders
+from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
+from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
+from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
+from esper.simic.training.recorder import Display, Origin, RunRecorder
+from esper.simic.training.run_dir import RunDir, create_run, open_run
+from esper.simic.training.run_state import RunState
+from esper.simic.training.stop_signals import StopSignals
+from esper.simic.training.vectorized import CALIBRATIONS_DIR, AgentReads, open_trainer
+from esper.simic.training.vectorized_trainer import StopRequest, VectorizedPPOTrainer
+from esper.tolaria.messages import StepCancelled
+
+CLOSE_TIMEOUT_S = 5.0
+TRACEBACK_CHARACTERS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a sitting begins: a new run, or a checkpoint of an old one."""
+
+    run: RunDir
+    config: TrainingConfig
+    saved: RunState | None = None
+    checkpoint: LoadedCheckpoint | None = None
+    rejected: tuple[Rejection, ...] = ()
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that lie behind."""
+        return 0 if self.checkpoint is None else self.checkpoint.index
+
+    @property
+    def next_seq(self) -> int:
+        """Number of the first event of this sitting."""
+        return 0 if self.checkpoint is None else self.checkpoint.facts.next_seq
+
+    @property
+    def differences(self) -> tuple[str, ...]:
+        """How this machine and build differ from those of the checkpoint."""
+        return () if self.checkpoint is None else identity_differences(self.checkpoint.facts.identity, identity())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """How a sitting ended."""
+
+    history: tuple[BatchSummary, ...]
+    exit_code: ExitCode
+
+
+def start_new(config: TrainingConfig, runs_dir: Path, run_id: str | None = None) -> Start:
+    """Makes the directory of a new run.
+
+    Raises:
+        ValueError: The name is not allowed or taken.
+        StorageError: The directory cannot be written to.
+    """
+    run = create_run(runs_dir, run_id)
+    path = run.path / CONFIG_FILE
+    try:
+        storage.write_bytes(path, config.to_json().encode())
+    except OSError as error:
+        raise StorageError(str(path), error, needed_bytes=None, free_bytes=storage.free_bytes(run.path)) from error
+    return Start(run=run, config=config)
+
+
+def start_again(path: Path, changes: Mapping[str, Any]) -> Start:
+    """Finds the newest valid checkpoint of a run.
+
+    Args:
+        path: The run directory.
+        changes: Fields that are to differ from the run's own configuration.
+
+    Raises:
+        ValueError: There is no such run, or a change would make it another run.
+        CheckpointError: No checkpoint is valid.
+    """
+    run = open_run(path)
+    checkpoint, saved, rejected = find_checkpoint(run)
+    config = with_overrides(saved.config, changes)
+    if changed := resume_differences(saved.config, config):
+        free = ", ".join(f"--{name.replace('_', '-')}" for name in FREE_ON_RESUME)
+        raise ValueError(
+            f"cannot change on resume: {'; '.join(changed)}. Only {free} may differ; start a new run for the rest"
+        )
+    if config.rounds < checkpoint.index:
+        raise ValueError(f"{run.run_id} has done {checkpoint.index} rounds already, got --rounds {config.rounds}")
+    return Start(run=run, config=config, saved=saved, checkpoint=checkpoint, rejected=rejected)
+
+
+def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: Path | None = None) -> Finish:
+    """Trains until the last round, a stop or an error, and leaves the run in a state that can be resumed.
+
+    Raises:
+        RunBusy: Another process works on this run.
+        Exception: Whatever went wrong, after the log has its end marker.
+    """
+    with sitting(start, stop, display, data_dir=data_dir) as seat:
+        try:
+            seat.trainer.run()
+        except StepCancelled:
+            seat.save_boundary()
+    code = ExitCode.DONE if stop.exit_code is None else stop.exit_code
+    if code is ExitCode.DONE and not seat.log_complete:
+        code = ExitCode.LOG_INCOMPLETE
+    return Finish(history=tuple(seat.trainer.history), exit_code=code)
+
+
+@dataclass(slots=True, kw_only=True)
+class Seat:
+    """A run that is open: its trainer, ready for the next round."""
+
+    trainer: VectorizedPPOTrainer
+    log_complete: bool = True
+    """Known for good when the sitting is over."""
+
+    def save_boundary(self) -> None:
+        """Saves after a round was broken off: nothing the policy owns has changed since the last boundary."""
+        self.trainer.recorder.checkpoint(self.trainer, last=True)
+
+
+@contextmanager
+def sitting(start: Start, stop: StopRequest, display: Display, *, data_dir: Path | None = None) -> Iterator[Seat]:
+    """Opens a run for this process: lock, log, workers. The log's last event says how the `with` block ended."""
+    with start.run.lock():
+        _check_still_newest(start)
+        for difference in start.differences:
+            sys.stderr.write(f"esper: {difference}: {NOT_PROMISED}\n")
+        attempt, hub = _open_hub(start)
+        seat: Seat | None = None
+        problem: BaseException | None = None
+        started = time.monotonic()
+        try:
+            recorder = _recorder(start, display, attempt, hub)
+            cache = start.run.path.parent / CALIBRATIONS_DIR
+            with open_trainer(
+                start.config, recorder, stop, data_dir=data_dir, cache=cache, saved=start.saved
+            ) as trainer:
+                seat = Seat(trainer=trainer)
+                yield seat
+        except BaseException as error:
+            problem = error
+            raise
+        finally:
+            _end(hub, problem, None if seat is None else seat.trainer, time.monotonic() - started)
+            report = hub.close(CLOSE_TIMEOUT_S)
+            if seat is not None:
+                seat.log_complete = report.complete
+
+
+def _check_still_newest(start: Start) -> None:
+    """The checkpoint was chosen before the lock was ours; its owner may have gone on meanwhile."""
+    newest = max(checkpoint_folders(start.run), default=0)
+    if start.checkpoint is not None and newest > start.checkpoint.index and not start.rejected:
+        raise RunBusy(
+            f"{start.run.run_id} went on to round {newest} while this process started at {start.checkpoint.index}. "
+            "Resume it again"
+        )
+
+
+def telemetry_config(config: TrainingConfig) -> TelemetryConfig:
+    """How much the run tells."""
+    return TelemetryConfig(level=TelemetryLevel[config.level.upper()], exporters=config.exporters)
+
+
+def _open_hub(start: Start) -> tuple[int, Hub]:
+    """The number of this sitting, and its log."""
+    hub = open_hub(
+        telemetry_config(start.config),
+        start.run.path,
+        run_id=start.run.run_id,
+        first_seq=start.next_seq,
+        run_config=asdict(start.config),
+        env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
+    )
+    if isinstance(hub, TelemetryHub):
+        return hub.attempt, hub
+    return 0 if start.checkpoint is None else start.checkpoint.facts.attempt + 1, hub
+
+
+def _recorder(start: Start, display: Display, attempt: int, hub: Hub) -> RunRecorder:
+    keeper = CheckpointKeeper(
+        start.run,
+        hub,
+        attempt=attempt,
+        resumed_from=None if start.checkpoint is None else start.checkpoint.index,
+        config=start.config,
+    )
+    origin = Origin(
+        checkpoint=start.checkpoint,
+        rejected=start.rejected,
+        differences=start.differences,
+        log_state=None if start.saved is None else start.saved.log_state,
+    )
+    return RunRecorder(
+        hub, telemetry_config(start.config), keeper=keeper, display=display, origin=origin, reads=AgentReads
+    )
+
+
+def _end(hub: Hub, problem: BaseException | None, trainer: VectorizedPPOTrainer | None, wall_s: float) -> None:
+    history = [] if trainer is None else trainer.history
+    status: Literal["completed", "failed", "interrupted"] = "failed"
+    if problem is None and trainer is not None:
+        status = "completed" if trainer.next_round >= trainer.config.rounds else "interrupted"
+    tail = None
+    if problem is not None:
+        tail = "".join(traceback.format_exception(problem))[-TRACEBACK_CHARACTERS:]
+    payload = RunEnded(
+        status=status,
+        error_type=None if problem is None else type(problem).__name__,
+        error_message=None if problem is None else str(problem),
+        traceback_tail=tail,
+        num_rounds_total=len(history),
+        num_env_steps_total=0 if trainer is None else trainer.num_env_steps,
+        best_accuracy_pct=max((row.accuracy_best_pct for row in history), default=None),
+        final_accuracy_pct=history[-1].accuracy_mean_pct if history else None,
+        wall_s=wall_s,
+        num_dropped_total=sum(hub.health().num_dropped.values()),
+    )
+    severity = Severity.ERROR if status == "failed" else Severity.INFO
+    hub.emit(make_event(TelemetryEventType.RUN_ENDED, payload, severity))

@@ -1,0 +1,105 @@
+"""Plausible payloads with a few fields to choose."""
+
+from __future__ import annotations
+
+from esper.leyline import (
+    CriticFit,
+    EpisodeCompleted,
+    HeadUpdate,
+    JointRatios,
+    LSTMHealth,
+    Moments,
+    ObservationHealth,
+    PhaseTime,
+    PolicyLosses,
+    PPOUpdateCompleted,
+    ProfileMeasured,
+    RoundCompleted,
+    UpdateGradients,
+)
+
+
+def episode(return_raw: float) -> EpisodeCompleted:
+    return EpisodeCompleted(
+        end="completed",
+        num_epochs=5,
+        final_accuracy_pct=80.0,
+        best_accuracy_pct=81.0,
+        committed_accuracy_pct=79.0,
+        final_loss=0.5,
+        params_added=100,
+        params_ratio=1.1,
+        num_germinated=1,
+        num_fossilized=1,
+        num_pruned=0,
+        num_alive=0,
+        num_contributing_fossils=1,
+        return_raw=return_raw,
+        components_sum={"gain": return_raw},
+        num_ops={"WAIT": 4, "GERMINATE": 1},
+    )
+
+
+def round_completed(num_env_steps_total: int) -> RoundCompleted:
+    return RoundCompleted(
+        accuracy_mean_pct=80.0,
+        accuracy_best_pct=82.0,
+        accuracy_worst_pct=78.0,
+        rolling_accuracy_pct=79.0,
+        committed_accuracy_pct=None,
+        return_mean=2.0,
+        return_std=1.0,
+        params_ratio_mean=1.1,
+        num_germinated=1,
+        num_fossilized=1,
+        num_pruned=0,
+        num_rollbacks=0,
+        num_episodes_total=2,
+        num_env_steps_total=num_env_steps_total,
+        update_performed=True,
+        duration_s=1.0,
+    )
+
+
+def profile() -> ProfileMeasured:
+    return ProfileMeasured(
+        env_steps_per_s=10.0,
+        host_samples_per_s=1000.0,
+        phases={"train": PhaseTime(wall_ms=900.0, cpu_ms=None), "update": PhaseTime(wall_ms=100.0, cpu_ms=90.0)},
+        controller_ms_per_env_step=1.0,
+        telemetry_cpu_ms=1.0,
+        wait_share=0.5,
+        rss_bytes=10**9,
+        cuda=None,
+        disk_free_bytes=10**10,
+        queue_high_water=3,
+    )
+
+
+def update(approx_kl: float | None = 0.01) -> PPOUpdateCompleted:
+    healthy = HeadUpdate(entropy_share=0.5, kl=0.01, clip_share=0.1, grad_norm=0.2, num_usable=30, grad_state="ok")
+    idle = HeadUpdate(
+        entropy_share=None, kl=None, clip_share=None, grad_norm=None, num_usable=0, grad_state="no_usable_steps"
+    )
+    return PPOUpdateCompleted(
+        performed=True,
+        skip_reason=None,
+        num_optimizer_steps=4,
+        num_env_steps=10,
+        kl_stopped=False,
+        losses=PolicyLosses(policy=-0.01, value=0.5, entropy=0.2, total=0.3),
+        joint=JointRatios(approx_kl=approx_kl, clip_share=0.1, ratio_mean=1.0, ratio_min=0.8, ratio_max=1.2),
+        critic=CriticFit(explained_variance=0.4, value_nrmse=0.7, return_corr=0.6),
+        returns=Moments(mean=1.0, std=0.5),
+        advantages=Moments(mean=0.0, std=0.4),
+        grad=UpdateGradients(norm_mean=0.4, norm_max=0.9, clip_norm=0.5, num_nonfinite=0),
+        heads={"slot": healthy, "blueprint": healthy, "blend": idle, "op": healthy},
+        lstm=LSTMHealth(h_rms=0.2, c_rms=0.5, saturated_share=0.0, dead_share=0.0, num_nonfinite=0),
+        observations=ObservationHealth(outlier_share=0.0, clipped_share=0.0, drift=0.1, num_nonfinite=0),
+        decision_share=0.8,
+        lr=3e-4,
+        entropy_coef=0.01,
+        clip_range=0.2,
+        target_kl=0.02,
+        layers=None,
+    )

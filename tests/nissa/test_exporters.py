@@ -1,0 +1,179 @@
+"""Exporters: one set of numbers, one x axis, one row per round, nothing invented for what was not measured."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline import EVENTS, LoggedEvent, TelemetryEvent, TelemetryEventType, make_event
+from esper.nissa.scalars import RoundCollector, scalars
+from esper.nissa.tensorboard import TensorBoardBackend
+from esper.nissa.wandb import WandbBackend
+from tests.nissa.events import ended, ids_of, open_hub, values
+from tests.nissa.samples import episode, profile, round_completed, update
+from tests.nissa.test_codec import logged
+
+
+def log_of(num_rounds: int) -> Iterator[TelemetryEvent]:
+    """Two episodes, an update, the round, its profile; ten env steps per round."""
+    for index in range(num_rounds):
+        for env, earned in enumerate((1.0, 3.0)):
+            data = episode(return_raw=earned + index)
+            yield make_event(TelemetryEventType.EPISODE_COMPLETED, data, round=index, episode=index, env=env, epoch=4)
+        yield make_event(TelemetryEventType.PPO_UPDATE_COMPLETED, update(), round=index)
+        done = round_completed(num_env_steps_total=10 * (index + 1))
+        yield make_event(TelemetryEventType.ROUND_COMPLETED, done, round=index)
+        yield make_event(TelemetryEventType.PROFILE_MEASURED, profile(), round=index)
+
+
+@pytest.mark.parametrize("kind", list(EVENTS))
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_every_event_has_scalars_or_none(kind: TelemetryEventType, data: st.DataObject) -> None:
+    line = logged(make_event(kind, data.draw(values(EVENTS[kind].payload)), **ids_of(kind)))
+    assert all(isinstance(value, float) for value in scalars(line).values())
+
+
+def test_the_names_people_compare_by_are_there() -> None:
+    lines = [logged(event) for event in log_of(1)]
+    names = {name for line in lines for name in scalars(line)}
+    assert names >= {"rollout/ep_rew_mean", "rollout/ep_len_mean"}
+    assert names >= {f"time/{n}" for n in ("fps", "iterations", "time_elapsed", "total_timesteps")}
+    trained = "approx_kl clip_fraction clip_range entropy_loss explained_variance learning_rate loss n_updates"
+    assert names >= {f"train/{n}" for n in [*trained.split(), "policy_gradient_loss", "value_loss"]}
+    assert names >= {f"charts/{n}" for n in ("episodic_return", "episodic_length", "SPS", "learning_rate")}
+    assert names >= {f"losses/{n}" for n in ("value_loss", "policy_loss", "entropy", "approx_kl", "clipfrac")}
+    assert names >= {"host/accuracy_mean_pct", "growth/params_ratio_mean", "heads/op/entropy_share", "perf/update_ms"}
+
+
+def test_what_was_not_measured_is_absent_and_zero_is_not() -> None:
+    found = scalars(logged(make_event(TelemetryEventType.PPO_UPDATE_COMPLETED, update(approx_kl=None), round=0)))
+    assert "train/approx_kl" not in found
+    assert found["safety/num_nonfinite"] == 0.0
+    assert "heads/blend/kl" not in found
+
+
+def test_a_round_is_averaged_and_placed_by_its_env_steps() -> None:
+    collector = RoundCollector()
+    rounds = [each for event in log_of(3) for each in collector.add(logged(event))]
+    rounds += collector.take()
+    assert [each.env_steps for each in rounds] == [10, 20, 30]
+    assert [each.values["rollout/ep_rew_mean"] for each in rounds] == [2.0, 3.0, 4.0]
+    assert all("perf/update_ms" in each.values for each in rounds)
+    assert not list(collector.take())
+
+
+def test_a_flush_between_two_events_of_a_round_loses_neither() -> None:
+    collector = RoundCollector()
+    *first, last = [logged(event) for event in log_of(1)]
+    for line in first:
+        assert not list(collector.add(line))
+    (early,) = collector.take()
+    assert not list(collector.add(last))
+    (late,) = collector.take()
+    assert early.env_steps == late.env_steps == 10
+    assert "time/fps" in late.values
+    assert not set(early.values) & set(late.values)
+
+
+def test_an_unfinished_round_is_not_placed() -> None:
+    collector = RoundCollector()
+    for event in list(log_of(1))[:3]:
+        assert not list(collector.add(logged(event)))
+    assert not list(collector.take())
+
+
+def read_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    points: dict[str, list[tuple[int, float]]] = {}
+    for file in sorted(folder.glob("events.*")):
+        content, at = file.read_bytes(), 0
+        while at < len(content):
+            (size,) = struct.unpack_from("<Q", content, at)
+            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
+            at += size + 16
+            for value in event.summary.value:
+                points.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return points
+
+
+def test_tensorboard_files_hold_one_point_per_round_and_curve(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    with open_hub(tmp_path, backends=(TensorBoardBackend(tmp_path / "metrics"),)) as hub:
+        for event in log_of(3):
+            hub.emit(event)
+    assert hub.close().backends["tensorboard"].state == "closed"
+    points = read_points(tmp_path / "metrics")
+    assert points["rollout/ep_rew_mean"] == [(10, 2.0), (20, 3.0), (30, 4.0)]
+    assert {tuple(step for step, _ in curve) for curve in points.values()} == {(10, 20, 30)}
+
+
+class StubLibrary(ModuleType):
+    """Answers like W&B and remembers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[tuple[str, Any]] = []
+
+    def init(self, **options: Any) -> None:
+        self.calls.append(("init", options))
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        self.calls.append(("define_metric", (name, step_metric)))
+
+    def log(self, row: dict[str, float], **options: Any) -> None:
+        assert not options, "a second step counter"
+        self.calls.append(("log", row))
+
+    def finish(self) -> None:
+        self.calls.append(("finish", None))
+
+
+@pytest.mark.parametrize("library", ["wandb", "trackio"])
+def test_one_row_per_round_with_the_env_steps_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Any
+) -> None:
+    stub = StubLibrary(library)
+    monkeypatch.setitem(sys.modules, library, stub)
+    backend = WandbBackend(library, project="esper", run_id="r1", config={"lr": 0.1})
+    with open_hub(tmp_path, backends=(backend,)) as hub:
+        for event in log_of(2):
+            hub.emit(event)
+    assert hub.close().backends[library].error is None
+    rows = [row for call, row in stub.calls if call == "log"]
+    assert [row["env_steps"] for row in rows] == [10, 20]
+    assert not any(math.isnan(value) for row in rows for value in row.values())
+    assert stub.calls[-1] == ("finish", None)
+    options = stub.calls[0][1]
+    assert (options["name"], options["config"]) == ("r1", {"lr": 0.1})
+    if library == "wandb":
+        assert (options["id"], options["mode"]) == ("r1", "offline")
+        assert ("define_metric", ("*", "env_steps")) in stub.calls
+
+
+def test_a_missing_library_is_named_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ValueError, match="wandb is not installed: pip install wandb"):
+        open_hub(tmp_path, backends=(WandbBackend("wandb", project="p", run_id="r", config={}),))
+    with pytest.raises(ValueError, match=r"pip install 'esper\[metrics\]'"):
+        open_hub(tmp_path, backends=(TensorBoardBackend(tmp_path / "metrics"),))
+
+
+def test_a_line_without_a_round_starts_no_round() -> None:
+    collector = RoundCollector()
+    lines: list[LoggedEvent] = [logged(event) for event in log_of(1)]
+    for line in lines:
+        list(collector.add(line))
+    assert not list(collector.add(logged(ended())))
+    (taken,) = collector.take()
+    assert taken.env_steps == 10

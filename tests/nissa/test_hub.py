@@ -1,0 +1,250 @@
+"""The hub: nothing is lost silently, nothing blocks, and every gap is explained."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline import RunStatus, Severity
+from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
+from esper.nissa import NULL_HUB, TelemetryHub, begin_attempt, get_hub, set_hub
+from esper.nissa import hub as hub_module
+from tests.nissa.events import ended, open_hub, read_lines, trend, unexplained
+
+
+def stall(hub: TelemetryHub) -> threading.Event:
+    """Keeps the writer's thread from taking anything until the returned event is set."""
+    gate = threading.Event()
+    original = hub._take
+
+    def wait_then_take() -> list:  # type: ignore[type-arg]
+        gate.wait(10)
+        return original()
+
+    hub._take = wait_then_take  # type: ignore[method-assign]
+    return gate
+
+
+def test_events_reach_the_log_in_order_and_stamped(tmp_path: Path) -> None:
+    with open_hub(tmp_path, first_seq=100) as hub:
+        for tag in range(50):
+            hub.emit(trend(tag))
+        assert hub.next_seq == 150
+    lines = read_lines(tmp_path / EVENTS_FILE)
+    assert [line["seq"] for line in lines] == list(range(100, 150))
+    assert [line["data"]["window_rounds"] for line in lines] == list(range(50))
+    assert {(line["run"], line["attempt"], line["group"], line["v"]) for line in lines} == {(hub.run_id, 0, "main", 1)}
+    assert [line["mono"] for line in lines] == sorted(line["mono"] for line in lines)
+    report = hub.close()
+    assert (report.complete, report.num_written, report.next_seq) == (True, 50, 150)
+
+
+def test_flush_means_in_the_file(tmp_path: Path) -> None:
+    with open_hub(tmp_path, flush_interval_s=60.0) as hub:
+        hub.emit(trend())
+        assert read_lines(tmp_path / EVENTS_FILE) == []
+        assert hub.flush(10, fsync=True)
+        assert len(read_lines(tmp_path / EVENTS_FILE)) == 1
+
+
+def test_an_urgent_event_does_not_wait(tmp_path: Path) -> None:
+    with open_hub(tmp_path, flush_interval_s=60.0) as hub:
+        hub.emit(ended(severity=Severity.ERROR))
+        with hub._changed:
+            assert hub._changed.wait_for(lambda: hub._writer.num_written == 1, 10)
+
+
+def test_a_full_queue_loses_only_what_may_be_lost_and_says_so(tmp_path: Path) -> None:
+    hub = open_hub(tmp_path, queue_capacity=4, flush_interval_s=0.01)
+    gate = stall(hub)
+    for tag in range(10):
+        hub.emit(trend(tag))
+        hub.emit(ended(tag))
+    gate.set()
+    report = hub.close()
+    lines = read_lines(tmp_path / EVENTS_FILE)
+    assert [line["data"]["num_rounds_total"] for line in lines if line["type"] == "RUN_ENDED"] == list(range(10))
+    assert report.num_dropped == {"TREND_DETECTED": 8}
+    assert not report.complete
+    assert not unexplained(lines, report.next_seq)
+    assert {line["data"]["reason"] for line in lines if line["type"] == "EVENTS_DROPPED"} == {"queue_full"}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["may", "must", "invalid", "unwritable", "drain"]), max_size=60), st.integers(1, 5))
+def test_any_mix_of_losses_is_explained_to_the_number(
+    tmp_path_factory: pytest.TempPathFactory, story: list[str], capacity: int
+) -> None:
+    run_dir = tmp_path_factory.mktemp("run")
+    hub = open_hub(run_dir, queue_capacity=capacity, flush_interval_s=60.0)
+    idle = stall(hub)
+    expected = 0
+    for act in story:
+        if act == "drain":
+            idle.set()
+            hub.flush(10)
+            idle.clear()
+        elif act == "unwritable":
+            event = ended()
+            object.__setattr__(event.data, "error_type", object())
+            hub.emit(event)
+        else:
+            hub.emit({"may": trend(), "must": ended(1), "invalid": trend(round=None)}[act])
+            expected += act == "must"
+    idle.set()
+    report = hub.close()
+    lines = read_lines(run_dir / EVENTS_FILE)
+    assert not unexplained(lines, report.next_seq)
+    assert sum(line["type"] == "RUN_ENDED" for line in lines) == expected
+    assert [line["seq"] for line in lines] == sorted(line["seq"] for line in lines)
+
+
+def test_a_breach_raises_in_strict_mode_and_is_counted_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unwritable = ended()
+    object.__setattr__(unwritable.data, "error_type", object())
+    with open_hub(tmp_path / "strict", strict=True) as hub:
+        with pytest.raises(ValueError, match="TREND_DETECTED needs round"):
+            hub.emit(trend(round=None))
+        with pytest.raises(TypeError):
+            hub.emit(unwritable)
+    assert read_lines(tmp_path / "strict" / EVENTS_FILE) == []
+    with open_hub(tmp_path / "lax") as hub:
+        hub.emit(trend(round=None))
+    assert "TREND_DETECTED needs round" in capsys.readouterr().err
+    assert [line["data"]["reason"] for line in read_lines(tmp_path / "lax" / EVENTS_FILE)] == ["invalid"]
+
+
+def test_close_is_idempotent_and_health_outlives_it(tmp_path: Path) -> None:
+    hub = open_hub(tmp_path)
+    hub.emit(trend())
+    first = hub.close()
+    hub.emit(trend())
+    again = hub.close()
+    assert (first.num_late, again.num_late) == (0, 1)
+    assert again.num_written == 1
+    assert hub.health().num_queued == 0
+    assert hub.flush(1)
+
+
+def test_close_does_not_hang_on_a_stuck_writer(tmp_path: Path) -> None:
+    hub = open_hub(tmp_path, flush_interval_s=0.01)
+    gate = stall(hub)
+    hub.emit(ended())
+    report = hub.close(timeout=0.1)
+    assert not report.complete
+    assert report.num_unwritten == 1
+    assert report.log_error is not None
+    assert not hub.flush(0.05)
+    gate.set()
+    assert hub.close().complete
+
+
+def test_a_defect_in_the_writer_is_loud_and_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub = open_hub(tmp_path, flush_interval_s=60.0)
+
+    def fail() -> list:  # type: ignore[type-arg]
+        raise KeyError("a defect")
+
+    hub._take = fail  # type: ignore[method-assign]
+    assert not hub.flush(10)
+    assert hub.health().must_stop
+    assert "a defect" in capsys.readouterr().err
+    assert not hub.close().complete
+
+
+def test_a_hub_cannot_be_pickled(tmp_path: Path) -> None:
+    with open_hub(tmp_path) as hub, pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(hub)
+
+
+def test_a_hub_needs_a_prepared_directory(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="call begin_attempt"):
+        TelemetryHub(tmp_path, run_id="r", attempt=0, first_seq=0)
+    begin_attempt(tmp_path, run_id="r")
+    with pytest.raises(ValueError, match="call begin_attempt"):
+        TelemetryHub(tmp_path, run_id="r", attempt=1, first_seq=0)
+
+
+def test_the_heartbeat_tells_where_training_is(tmp_path: Path) -> None:
+    with open_hub(tmp_path, heartbeat_s=0.0) as hub:
+        for epoch in range(3):
+            hub.progress("train", round=2, epoch=epoch)
+        hub.emit(trend())
+        assert hub.flush(10)
+        status = json.loads((tmp_path / STATUS_FILE).read_bytes())
+    assert (status["phase"], status["round"], status["epoch"], status["last_seq"]) == ("train", 2, 2, 0)
+    assert not status["closed"]
+    assert status["median_epoch_s"] >= 0.0
+    last = json.loads((tmp_path / STATUS_FILE).read_bytes())
+    assert last["closed"]
+    assert set(last) == set(RunStatus.__record_fields__)  # type: ignore[attr-defined]
+
+
+def test_leaving_without_close_still_writes(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from tests.nissa.events import ended, open_hub
+hub = open_hub(Path(sys.argv[1]), flush_interval_s=60.0)
+hub.emit(ended(5))
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    assert [line["data"]["num_rounds_total"] for line in read_lines(tmp_path / EVENTS_FILE)] == [5]
+
+
+def test_a_comparison_study_stops_at_the_first_loss(tmp_path: Path) -> None:
+    with open_hub(tmp_path, require_complete=True) as hub:
+        assert not hub.health().must_stop
+        hub.emit(trend(round=None))
+        assert hub.health().must_stop
+
+
+def test_without_a_log_only_what_is_urgent_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert get_hub() is NULL_HUB
+    get_hub().emit(ended())
+    assert capsys.readouterr().err == ""
+    get_hub().emit(ended(severity=Severity.ERROR))
+    assert "RUN_ENDED" in capsys.readouterr().err
+    assert get_hub().close().complete
+    with open_hub(tmp_path) as hub:
+        set_hub(hub)
+        assert get_hub() is hub
+        set_hub(None)
+    assert get_hub() is NULL_HUB
+
+
+def test_many_threads_may_emit(tmp_path: Path) -> None:
+    with open_hub(tmp_path, flush_interval_s=0.001) as hub:
+        threads = [threading.Thread(target=lambda: [hub.emit(trend()) for _ in range(500)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [line["seq"] for line in read_lines(tmp_path / EVENTS_FILE)] == list(range(2000))
+
+
+def test_too_many_held_events_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "MAX_HELD", 2)
+    with open_hub(tmp_path) as hub:
+        monkeypatch.setattr(hub._writer._log, "append", _refuse)
+        for _ in range(3):
+            hub.emit(ended())
+        assert not hub.flush(10)
+        assert hub.health().num_held == 3
+        assert hub.health().must_stop
+        monkeypatch.undo()
+    assert hub.close().complete
+
+
+def _refuse(lines: bytes, seqs: list[int]) -> None:
+    raise PermissionError(13, "no")

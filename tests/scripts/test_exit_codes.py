@@ -1,0 +1,73 @@
+"""Errors that a person can mend: one line, and a code that tells scripts what kind it was."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from esper.leyline import CheckpointError, DataDamaged, DataNotFound, ExitCode, ModelFileError, RunBusy, StorageError
+from esper.scripts import cli
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("wrong"), 2),
+        (DataNotFound("wrong"), 2),
+        (DataDamaged("wrong"), 2),
+        (ModelFileError("wrong"), 2),
+        (RunBusy("wrong"), 2),
+        (PermissionError("wrong"), 2),
+        (CheckpointError("wrong"), 4),
+        (StorageError("what is wrong", FULL, needed_bytes=5000, free_bytes=12), 6),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_an_error_ends_the_command_with_its_code(
+    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "tasks", command)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["tasks"])
+    assert stopped.value.code == code
+    told = capsys.readouterr().err
+    assert len(told.splitlines()) == 1
+    assert ("wrong" in told) == (code != 130)
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command() -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setitem(cli.COMMANDS, "tasks", command)
+    with pytest.raises(KeyError):
+        cli.main(["tasks"])
+
+
+def test_a_storage_error_says_what_is_known() -> None:
+    told = str(StorageError("runs/a", FULL, needed_bytes=5000, free_bytes=12))
+    assert told == "cannot write runs/a: No space left on device (5,000 bytes needed, 12 bytes free)"
+    told = str(StorageError("runs/a", FULL, needed_bytes=None, free_bytes=None))
+    assert told == "cannot write runs/a: No space left on device"
+
+
+def test_codes_are_what_scripts_rely_on() -> None:
+    assert {code.name: int(code) for code in ExitCode} == {
+        "DONE": 0,
+        "UNEXPECTED": 1,
+        "USAGE": 2,
+        "LOG_INCOMPLETE": 3,
+        "CHECKPOINT": 4,
+        "NUMERIC": 5,
+        "STORAGE": 6,
+        "WORKERS": 7,
+        "HANGUP": 129,
+        "INTERRUPTED": 130,
+        "TERMINATED": 143,
+    }

@@ -1,0 +1,199 @@
+"""`esper train` as a person uses it: what it prints, what it leaves behind, and what it says about mistakes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, EVENTS_FILE, STATUS_FILE
+from esper.scripts.cli import main
+
+SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1"]
+
+
+def train(*arguments):
+    main(["train", *map(str, arguments)])
+
+
+def test_a_run_leaves_its_directory(tmp_path, capsys):
+    train("ppo", *SMOKE, "--telemetry-dir", tmp_path, "--run-id", "a")
+    run = tmp_path / "a"
+    assert json.loads((run / CONFIG_FILE).read_text())["rounds"] == 2
+    assert (run / EVENTS_FILE).stat().st_size > 0
+    assert (run / STATUS_FILE).is_file()
+    assert {path.name for path in (run / CHECKPOINTS_DIR).iterdir()} == {"ckpt-00000001", "ckpt-00000002"}
+    shown = capsys.readouterr().out
+    assert "round 2/2" in shown
+    assert f"Done. Everything is in {run}" in shown
+
+
+def test_a_fixed_controller_trains_through_the_same_command(tmp_path, capsys):
+    train("heuristic", *SMOKE, "--runs", tmp_path, "--run-id", "h")
+    assert "heuristic round 2/2" in capsys.readouterr().out
+
+
+def test_a_finished_run_goes_on_with_more_rounds(tmp_path, capsys):
+    train("ppo", *SMOKE, "--runs", tmp_path, "--run-id", "a")
+    train("--resume", tmp_path / "a", "--rounds", 3)
+    assert "resumed after round 2" in capsys.readouterr().out
+    assert (tmp_path / "a" / CHECKPOINTS_DIR / "ckpt-00000003").is_dir()
+
+
+def test_two_configurations_are_compared_on_the_same_hosts(tmp_path, capsys):
+    train(*SMOKE, "--runs", tmp_path, "--dual-ab", "shaped", "sparse")
+    assert "sparse - shaped" in capsys.readouterr().out
+    assert len([path for path in tmp_path.iterdir() if (path / CONFIG_FILE).is_file()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--task", "digit_cnn"], "unknown task 'digit_cnn'. Known: digits_mlp"),
+        (["--gamma", "1.2"], "gamma must be in (0, 1], got 1.2 (from --gamma)"),
+        (["--envs", "4", "--workers", "8"], "at most one worker per env. Lower --workers"),
+        (["--preset", "huge"], "unknown preset 'huge'. Known: default"),
+        (["--config-json", "none.json"], "configuration file none.json does not exist"),
+        (["--reward-mode", "generous"], "unknown reward mode 'generous'"),
+        (["--device", "cpu:x"], "malformed device 'cpu:x'"),
+        (["--device", "cuda:99"], "is not on this machine"),
+        (["--task", "cifar_baseline", "--data-dir", "nowhere"], "CIFAR-10 not found"),
+        (["--param-budget", "100"], "below the"),
+        (["--run-id", "../outside"], "is not allowed"),
+        (["--resume", "nowhere"], "there is no run directory nowhere"),
+        (["--dual-ab", "shaped", "nothing"], "is neither a reward mode"),
+        (["--dual-ab", "shaped", "shaped"], "nothing to compare"),
+        (["--level", "loud"], "level must be one of off, minimal, normal, debug, got 'loud'"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(arguments, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ESPER_CIFAR10", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        train("ppo", *arguments)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("controller", ["schedule", "ppoo"])
+def test_unknown_controllers_are_named(controller, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        train(controller, *SMOKE)
+    assert caught.value.code == 2
+    assert f"unknown controller '{controller}'. Known: ppo" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_refused_with_a_suggestion(capsys):
+    with pytest.raises(SystemExit) as caught:
+        train("ppo", "--rouns", "3")
+    assert caught.value.code == 2
+    assert "--rounds" in capsys.readouterr().err
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path, capsys):
+    train("wait_only", *SMOKE, "--runs", tmp_path, "--run-id", "a", "--rounds", 1)
+    with pytest.raises(SystemExit) as caught:
+        train("wait_only", *SMOKE, "--runs", tmp_path, "--run-id", "a")
+    assert caught.value.code == 2
+    assert "Resume it, or choose another name" in capsys.readouterr().err
+
+
+def test_a_resume_may_not_change_the_run(tmp_path, capsys):
+    train("ppo", *SMOKE, "--runs", tmp_path, "--run-id", "a", "--rounds", 1)
+    with pytest.raises(SystemExit) as caught:
+        train("--resume", tmp_path / "a", "--gamma", 0.5)
+    assert caught.value.code == 2
+    assert "cannot change on resume: gamma None -> 0.5" in capsys.readouterr().err
+
+
+def test_an_unwritable_folder_is_refused(tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(SystemExit) as caught:
+        train("ppo", *SMOKE, "--runs", blocked)
+    assert caught.value.code == 6
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_help_explains_every_group(capsys):
+    with pytest.raises(SystemExit):
+        train("--help")
+    shown = capsys.readouterr().out
+    for words in ("run options", "machine options", "reward options", "policy options", "--episode-length", "Ctrl-C"):
+        assert words in shown
+
+
+# ---- in a process of its own
+
+
+def start(*arguments, cwd=None):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "esper.scripts.train", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=cwd,
+    )
+
+
+def wait_for(condition, process, limit_s=120.0):
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("it did not happen in time")
+
+
+def checkpoints(run: Path) -> list[str]:
+    folder = run / CHECKPOINTS_DIR
+    return sorted(path.name for path in folder.glob("ckpt-*")) if folder.is_dir() else []
+
+
+def test_the_first_interrupt_stops_after_the_round_and_saves(tmp_path):
+    process = start("ppo", *SMOKE, "--runs", tmp_path, "--run-id", "a", "--rounds", 500, "--checkpoint-s", 0)
+    wait_for(lambda: checkpoints(tmp_path / "a"), process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping after this round" in err
+    assert f"Go on with: esper train --resume {tmp_path / 'a'}" in out
+    events = [json.loads(line) for line in (tmp_path / "a" / EVENTS_FILE).read_text().splitlines()]
+    assert events[-1]["type"] == "RUN_ENDED"
+    assert events[-1]["data"]["status"] == "interrupted"
+
+
+def test_a_termination_request_stops_now_and_saves_the_boundary(tmp_path):
+    process = start(
+        "ppo",
+        *SMOKE,
+        "--runs",
+        tmp_path,
+        "--run-id",
+        "a",
+        "--rounds",
+        500,
+        "--checkpoint-s",
+        1000,
+        "--episode-length",
+        40,
+    )
+    wait_for(lambda: checkpoints(tmp_path / "a"), process)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "stopping now" in err
+    done = json.loads((tmp_path / "a" / EVENTS_FILE).read_text().splitlines()[-1])["data"]["num_rounds_total"]
+    assert checkpoints(tmp_path / "a")[-1] == f"ckpt-{done:08d}"

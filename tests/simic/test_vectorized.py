@@ -1,0 +1,168 @@
+"""The composition root and the round loop: what is built, in which order things happen, what a round says."""
+
+import ast
+import inspect
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.simic import train_ppo_vectorized
+from esper.simic.client import FixedClient, SimicClient
+from esper.simic.training import vectorized
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.helpers import train_heuristic
+from esper.simic.training.vectorized import check_controller, open_trainer, worker_plan
+from esper.simic.training.vectorized_trainer import NeverStop
+from esper.tolaria.governor import RollbackLimitReached
+from tests.simic.training.runs import TINY, Listening
+
+
+def test_a_policy_is_trained_and_its_rounds_are_summed_up():
+    agent, history = train_ppo_vectorized(TINY)
+    assert agent.updates == 2
+    assert agent.env_steps == 2 * 2 * 4
+    assert [row.round_idx for row in history] == [0, 1]
+    assert history[-1].num_episodes_total == 4
+    assert history[-1].num_env_steps_total == 16
+    assert all(row.update_performed and row.ppo for row in history)
+
+
+def test_overrides_are_checked_like_the_configuration():
+    with pytest.raises(ValueError, match=r"unknown key 'round'. Did you mean 'rounds'"):
+        train_ppo_vectorized(TINY, round=3)
+    with pytest.raises(ValueError, match="gamma must be in"):
+        train_ppo_vectorized(TINY, gamma=2.0)
+    with pytest.raises(ValueError, match="controller must be 'ppo'"):
+        train_ppo_vectorized(TINY, controller="heuristic")
+    with pytest.raises(ValueError, match="unknown task"):
+        train_ppo_vectorized(TINY, task="digit_cnn")
+
+
+def test_the_policy_changes_and_its_input_does_not():
+    with open_trainer(TINY, Listening(), NeverStop()) as trainer:
+        assert isinstance(trainer.client, SimicClient)
+        before = {name: value.clone() for name, value in trainer.client.agent.network.named_parameters()}
+        trainer.run()
+        after = dict(trainer.client.agent.network.named_parameters())
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_recorder_hears_every_step_and_round_in_order():
+    heard = Listening()
+    with open_trainer(TINY, heard, NeverStop()) as trainer:
+        trainer.run()
+    assert len(heard.steps) == 2 * 4
+    assert [facts.after.reports[0].epoch for facts in heard.steps] == [0, 1, 2, 3] * 2
+    assert heard.checkpoints == [(1, False), (2, True)]
+    for summary, _, episodes in heard.rounds:
+        returns = [episode.return_raw for episode in episodes]
+        assert summary.return_mean == pytest.approx(sum(returns) / len(returns))
+
+
+def test_paid_rewards_add_up_to_the_return_of_each_episode():
+    heard = Listening()
+    with open_trainer(replace(TINY, rounds=1), heard, NeverStop()) as trainer:
+        trainer.run()
+    ((_, _, episodes),) = heard.rounds
+    for env, episode in enumerate(episodes):
+        paid = [facts.accounts[env].components.total for facts in heard.steps]
+        assert sum(paid) == pytest.approx(episode.return_raw)
+        assert sum(episode.components_sum.values()) == pytest.approx(episode.return_raw)
+        assert episode.num_germinated == episode.num_fossilized + episode.num_pruned + episode.num_alive
+
+
+def test_rewards_are_scaled_by_a_scale_that_is_frozen_during_a_round():
+    heard = Listening()
+    with open_trainer(TINY, heard, NeverStop()) as trainer:
+        trainer.run_round()
+        assert isinstance(trainer.client, SimicClient)
+        scale = trainer.client.scale.scale
+        trainer.run_round()
+    for facts in heard.steps[4:]:
+        for account, scaled in zip(facts.accounts, facts.scaled, strict=True):
+            assert scaled == pytest.approx(account.components.total / scale)
+
+
+def test_a_fixed_controller_runs_in_the_same_loop():
+    heard = Listening()
+    with open_trainer(replace(TINY, controller="wait_only", rounds=1), heard, NeverStop()) as trainer:
+        history = trainer.run()
+        assert isinstance(trainer.client, FixedClient)
+    assert not history[0].update_performed
+    assert history[0].ppo == {}
+    assert history[0].num_ops == {"WAIT": 8, "GERMINATE": 0, "ADVANCE": 0, "PRUNE": 0, "FOSSILIZE": 0}
+    assert all(facts.decision is None for facts in heard.steps)
+
+
+def test_train_heuristic_is_the_same_loop_with_the_heuristic():
+    history = train_heuristic(TINY, rounds=1)
+    assert len(history) == 1
+    assert not history[0].update_performed
+
+
+def test_a_stop_request_ends_the_run_at_the_boundary_and_saves():
+    class StopsAtOnce(NeverStop):
+        after_round = True
+
+    heard = Listening()
+    with open_trainer(TINY, heard, StopsAtOnce()) as trainer:
+        assert len(trainer.run()) == 1
+    assert heard.checkpoints == [(1, True)]
+
+
+def test_too_many_rollbacks_end_the_run(monkeypatch):
+    with open_trainer(TINY, Listening(), NeverStop()) as trainer:
+        monkeypatch.setattr(trainer.rollbacks, "cap", 0)
+        trainer.rollbacks.num_total = 1
+        with pytest.raises(RollbackLimitReached):
+            trainer.run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "plan"),
+    [
+        ({"workers": 1}, ("inline", 1)),
+        ({"workers": 2}, ("process", 2)),
+        ({"workers": 2, "worker_kind": "process", "envs": 4}, ("process", 2)),
+        ({"worker_kind": "inline"}, ("inline", 1)),
+        ({"workers": 1, "worker_kind": "process"}, ("process", 1)),
+    ],
+)
+def test_where_hosts_run(changes, plan):
+    assert worker_plan(TrainingConfig(**{"envs": 16, **changes})) == plan
+
+
+def test_controllers_that_need_a_declaration_cannot_be_run_by_name():
+    check_controller("ppo")
+    check_controller("heuristic")
+    for name in ("schedule", "rate_matched", "heuristik"):
+        with pytest.raises(ValueError, match=f"unknown controller '{name}'. Known: ppo, wait_only"):
+            check_controller(name)
+
+
+def test_the_composition_root_hides_no_functions():
+    tree = ast.parse(inspect.getsource(vectorized))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    nested = [
+        inner.name
+        for outer in functions
+        for inner in ast.walk(outer)
+        if isinstance(inner, ast.FunctionDef) and inner is not outer
+    ]
+    assert nested == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "get_hub",
+        "RewardNormalizer",
+        "SharedBatchIterator",
+        "PPOAgent",
+        "collect_per_layer_gradients",
+        "check_numerical_stability",
+    ],
+)
+def test_the_composition_root_names_its_parts(name):
+    assert hasattr(vectorized, name)

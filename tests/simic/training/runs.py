@@ -1,0 +1,31 @@
+"""Tiny training runs on the bundled digits, shared by tests."""
+
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.vectorized_trainer import Silent
+
+TINY = TrainingConfig(
+    task="digits_mlp", rounds=2, envs=2, episode_length=4, minibatches=2, calibration_runs=0, worker_kind="inline"
+)
+
+
+class Listening(Silent):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.steps, self.rounds, self.checkpoints = [], [], []
+
+    def step(self, facts):
+        self.steps.append(facts)
+
+    def round_ends(self, summary, metrics, episodes):
+        self.rounds.append((summary, metrics, episodes))
+
+    def checkpoint(self, trainer, *, last):
+        self.checkpoints.append((trainer.next_round, last))
+
+
+def timeless(summary):
+    """A summary without what depends on the machine."""
+    from dataclasses import replace
+
+    return replace(summary, phases_ms={}, duration_s=0.0)
