@@ -31,7 +31,7 @@ def episode(number: int) -> Event:
 
 def sound_log() -> list[Event]:
     """Ten rounds of forty episodes and an update."""
-    events: list[tuple[str, Event]] = [("RUN_STARTED", {})]
+    events: list[tuple[str, Event]] = [("RUN_STARTED", {"slot_ids": ["r0c0", "r0c1"]})]
     for number in range(10):
         events += [("EPISODE_COMPLETED", episode(40 * number + k)) for k in range(40)]
         events.append(("PPO_UPDATE_COMPLETED", update(number)))
@@ -134,6 +134,15 @@ def test_one_thing_wrong_fails_one_gate(breaks: Callable[[list[Event]], None], n
     events = sound_log()
     breaks(events)
     assert failed(events) == names
+
+
+def test_with_one_slot_there_is_no_slot_to_choose() -> None:
+    events = sound_log()
+    for data in updates(events):
+        data["heads"]["slot"].update(num_usable=0, entropy_share=None)
+    assert failed(events) == ["gradient of head slot", "entropy of head slot, lowest of the first half"]
+    events[0]["data"]["slot_ids"] = ["r0c0"]
+    assert failed(events) == []
 
 
 def test_too_short_a_run_is_not_checked_rather_than_passed() -> None:

@@ -103,6 +103,8 @@ def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_
     needed = _needed(chosen, judged, has_policy)
     notes += [f"{name} was added: other arms depend on it." for name in sorted(needed - chosen)]
     chosen |= needed | {BASELINE}
+    if "random" in chosen and not has_policy:
+        notes.append("random is uniform over what is legal: there is no policy whose rate of ops it could match.")
     learned = sorted(name for name in chosen if ARMS[name].learned)
     if learned and not has_policy:
         raise ValueError(f"{', '.join(learned)} need a trained policy; pass --policy RUN")

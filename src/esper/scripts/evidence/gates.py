@@ -50,11 +50,14 @@ def check_log(log: TrainingLog) -> list[Check]:
         found = f"{len(episodes)} episodes and {len(updates)} updates in the log"
         return [Check(name=UNREADABLE, passed=None, found=found, limit="all passed")]
     performed = [update for update in updates if update["performed"]]
+    (started, *_) = log.of(TelemetryEventType.RUN_STARTED) or [{"slot_ids": ()}]
+    # Where there is one slot, there is nothing to learn about where.
+    heads = [head for head in HEAD_NAMES if head != "slot" or len(started["slot_ids"]) != 1]
     return [
         _returns_rise([float(episode["return_raw"]) for episode in episodes]),
         _critic_fits(performed),
-        *(_head_learns(performed, head) for head in HEAD_NAMES),
-        *(_head_explores(performed, head) for head in HEAD_NAMES),
+        *(_head_learns(performed, head) for head in heads),
+        *(_head_explores(performed, head) for head in heads),
         _steps_are_sound(performed),
         _few_rollbacks(episodes),
         _few_skipped(updates),

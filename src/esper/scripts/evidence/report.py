@@ -12,13 +12,15 @@ from typing import Any
 
 from rich.table import Table
 
-from esper.scripts.evidence.arms import ARMS
+from esper.scripts.evidence.arms import ARMS, SAMPLED
 from esper.scripts.evidence.claims import Outcome, Verdict
 from esper.scripts.evidence.manifest import SCHEMA_VERSION, Check, Manifest, Session
 from esper.scripts.evidence.results import RunResult
 from esper.scripts.evidence.statistics import LEVEL, MIN_PAIRS, RESAMPLES, Comparison
 from esper.scripts.evidence.summary import Pair, Spread, Summary
 
+MAX_RATE_GAP = 0.1
+"""How far the op rates of chance may be from those it is matched to, as a share, before the report says so."""
 PROTOCOL = """\
 All arms of a pair share run seed, initial weights (where shapes agree), batches, batch size, augmentation, optimizer,
 learning rate schedule, number of epochs and parameter budget. What counts is the committed network (host and kept
@@ -256,11 +258,23 @@ def _notes(manifest: Manifest, summary: Summary, rows: Sequence[RunResult]) -> I
         yield "Fixed arms ran with their defaults; nothing was tuned."
     else:
         yield f"Fixed arms were tuned on controller-validation: {_plain(manifest.tuning)}."
+    yield from _unmatched(manifest, summary)
     if summary.missing:
         yield f"{len(summary.missing)} runs are missing; their arms are in no comparison."
     for row in rows:
         if row.failed:
             yield f"{row.arm}, run seed {row.run_seed}: {row.status}."
+
+
+def _unmatched(manifest: Manifest, summary: Summary) -> Iterator[str]:
+    """Where chance did not act as often as the policy that it is matched to."""
+    chance, policy = summary.arm("random"), summary.arm(SAMPLED)
+    if not manifest.policies or chance is None or policy is None:
+        return
+    for op in ("germinate", "advance", "prune", "fossilize"):
+        found, wanted = (arm.figures[f"num_{op}"].mean for arm in (chance, policy))
+        if abs(found - wanted) > MAX_RATE_GAP * wanted:
+            yield f"random has {found:.2f} {op} per run, ppo_sampled {wanted:.2f}: more than {MAX_RATE_GAP:.0%} apart."
 
 
 def _when(session: Session) -> str:

@@ -103,7 +103,9 @@ class Arena:
         self._settings = settings
         self._workers = workers
         self._stack = ExitStack()
-        self._shared: HostRunner | None = None
+        self._runner: HostRunner | None = None
+        self._started_for: tuple[str, str] | None = None
+        """Arm and policy whose starting networks the workers hold; None: bare hosts."""
 
     def __enter__(self) -> Arena:
         return self
@@ -121,7 +123,7 @@ class Arena:
         """
         for arm in arms:
             if not (arm.learned or arm.rebuilds or arm.needs_sampled):
-                self._fixed(self._runner(), arm.name, 0)
+                self._fixed(self._open(None), arm.name, 0)
 
     def play(self, job: Job, test: Split) -> Iterator[Finished]:
         """Plays a job and scores its networks. What fails fails alone."""
@@ -129,7 +131,7 @@ class Arena:
         try:
             runs = self._play(job)
         except Exception as error:  # a run may fail in any way, and its pair must still be counted
-            self._close()
+            self._close()  # the next job gets fresh workers
             if len(job.seeds) > 1:
                 for seed in job.seeds:
                     yield from self.play(replace(job, seeds=(seed,)), test)
@@ -143,23 +145,24 @@ class Arena:
     # ---- who plays
 
     def _play(self, job: Job) -> tuple[HostRun, ...]:
+        runner = self._open((job.arm.name, job.policy_id) if job.arm.rebuilds else None)
         if job.arm.rebuilds:
-            starts = {seed.run_seed: self._start(job, seed.run_seed) for seed in job.seeds}
-            with HostRunner(self._task, self._data, workers=self._workers, starts=starts) as runner:
-                return runner.run(runner.controller(BASELINE), job.seeds)
-        runner = self._runner()
+            return runner.run(runner.controller(BASELINE), job.seeds)
         controllers = {seed.env_id: self._controller(runner, job, seed.run_seed) for seed in job.seeds}
         return runner.run(SideBySide(controllers), job.seeds)
 
-    def _runner(self) -> HostRunner:
-        if self._shared is None:
-            self._shared = self._stack.enter_context(HostRunner(self._task, self._data, workers=self._workers))
-        return self._shared
+    def _open(self, started_for: tuple[str, str] | None) -> HostRunner:
+        """Workers for the jobs of one arm; those with bare hosts serve all arms that grow."""
+        if self._runner is None or self._started_for != started_for:
+            self._close()
+            starts = None if started_for is None else self._starts(*started_for)
+            runner = HostRunner(self._task, self._data, workers=self._workers, starts=starts)
+            self._runner, self._started_for = self._stack.enter_context(runner), started_for
+        return self._runner
 
     def _close(self) -> None:
-        """After a failure: the next job gets fresh workers."""
         self._stack.close()
-        self._shared = None
+        self._runner = None
 
     def _controller(self, runner: HostRunner, job: Job, run_seed: int) -> PolicyProtocol:
         if job.arm.learned:
@@ -179,11 +182,16 @@ class Arena:
     def _fixed(self, runner: HostRunner, name: str, run_seed: int) -> PolicyProtocol:
         return fixed_controller(name, runner.setting(run_seed), self._task.horizon, self._settings.get(name, {}))
 
-    def _start(self, job: Job, run_seed: int) -> Start:
-        key = (self._subject, job.policy_id, run_seed)
-        if job.arm.name == "static_wide":
-            return Start(host=widened(self._task, self._store.results[key].params), kept=())
-        return Start(host=self._task.host, kept=self._store.topologies[key].kept)
+    def _starts(self, arm: str, policy_id: str) -> dict[int, Start]:
+        """The starting network of every run seed on which the subject has grown one."""
+        return {
+            run_seed: Start(host=widened(self._task, result.params), kept=())
+            if arm == "static_wide"
+            else Start(host=self._task.host, kept=self._store.topologies[key].kept)
+            for key, result in self._store.results.items()
+            for name, policy, run_seed in [key]
+            if (name, policy) == (self._subject, policy_id)
+        }
 
     # ---- what came of it
 
