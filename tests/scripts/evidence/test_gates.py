@@ -169,7 +169,7 @@ def test_a_log_is_read_from_all_its_segments(tmp_path: Path) -> None:
 
 
 def test_what_a_later_attempt_took_back_does_not_count(tmp_path: Path) -> None:
-    first = [{"attempt": 0, "seq": seq, "type": "T", "data": {"from": 0}} for seq in range(6)]
+    first = [{"attempt": 0, "seq": seq, "type": "T", "data": {"from": 0}} for seq in range(10)]
     second = [{"attempt": 1, "seq": seq, "type": "T", "data": {"from": 1}} for seq in range(4, 8)]
     (tmp_path / "events.jsonl").write_text(lines([*first, *second]))
     log = read_training_log(tmp_path)

@@ -24,8 +24,8 @@ def test_the_interval_covers_the_true_mean_at_its_rate(skewed: bool, monkeypatch
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= 1 <= found.high
-    # 95 %, give or take three standard errors, and a little less for so few resamples.
-    assert 0.9 <= covered / 200 <= 0.99
+    # A percentile interval covers 92 % and 88 % of the same samples.
+    assert (0.9 if skewed else 0.93) <= covered / 200 <= 0.98
 
 
 def test_the_two_level_interval_covers_the_mean_over_policies() -> None:
