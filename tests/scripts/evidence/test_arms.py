@@ -44,7 +44,11 @@ def test_a_host_without_a_width_loses_the_wide_arm_or_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "message"),
-    [("weekly", "unknown arm 'weekly'. Known: wait_only"), ("ppo_greedy", "pass --policy"), ("shedule", "schedule")],
+    [
+        ("weekly", "unknown arm 'weekly'. Known: wait_only"),
+        ("ppo_greedy", "pass --policy"),
+        ("plateaus", "Did you mean 'plateau'"),
+    ],
 )
 def test_what_cannot_run_is_refused(asked: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -53,8 +53,3 @@ def world_controls(after_round: Callable[[], None] = lambda: None) -> list[Check
             )
         )
     return checks
-
-
-def world_controls_not_run(reason: str) -> list[Check]:
-    """The same checks, marked as not checked."""
-    return [Check(name=name, passed=None, found=reason, limit="passed") for name in CONTROL_WORLDS]
