@@ -288,3 +288,24 @@ def test_a_policy_that_is_nowhere_is_one_line(tmp_path: Path, capsys: pytest.Cap
     assert stopped.value.code != 0
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert os.listdir(tmp_path) == []
+
+
+# ---- controls
+
+
+def test_controls_are_made_up_for_if_an_interruption_lost_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.scripts.evidence.claims.MIN_SEEDS", 2)
+    out = tmp_path / "results"
+    asked = [*SHORT, "--arms", "static_final", "--seeds", "2", "--out", str(out)]
+    found = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as stopped:
+            main(asked)
+        assert stopped.value.code == 2
+        assert "A. growing helps: INVALID: static_wide was not run" in capsys.readouterr().out
+        manifest = json.loads((out / "manifest.json").read_text())
+        found.append([(check["name"], check["passed"]) for check in manifest["controls"]])
+        (out / "manifest.json").write_text(json.dumps({**manifest, "controls": []}))
+    assert found == [[("A/A", True)], [("A/A", True)]]

@@ -121,7 +121,7 @@ def _evaluate(console: Console, evaluation: Evaluation, workers: int) -> Publish
         setup=manifest.setup,
         subject=manifest.subject,
         policies=evaluation.policies,
-        settings=evaluation.settings,
+        settings=manifest.settings,
         workers=workers,
     )
     with arena:
@@ -129,7 +129,7 @@ def _evaluate(console: Console, evaluation: Evaluation, workers: int) -> Publish
         evaluation.folder.mkdir(parents=True, exist_ok=True)
         write_manifest(evaluation.folder, manifest)
         missing = list(jobs(evaluation, 2 * workers))
-        if missing:
+        if missing or (_needs_controls(manifest) and not manifest.controls):
             manifest = _run(console, evaluation, arena, missing)
     write_manifest(evaluation.folder, ended(manifest))
     return publish(evaluation.folder, evaluation.folder)
@@ -147,7 +147,7 @@ def _run(console: Console, evaluation: Evaluation, arena: Arena, missing: Sequen
         "code": evaluation.manifest.code,
         "setup": evaluation.manifest.setup,
         "policies": digests,
-        "run_seeds": [evaluation.run_seeds[0], evaluation.run_seeds[-1]],
+        "run_seeds": [evaluation.manifest.run_seeds[0], evaluation.manifest.run_seeds[-1]],
     }
     manifest = opened(evaluation.manifest, note_test_access(facts))
     test = evaluation.data.open_test()
@@ -163,26 +163,33 @@ def _run(console: Console, evaluation: Evaluation, arena: Arena, missing: Sequen
                     if not console.is_terminal:
                         console.print(_line(done.result), highlight=False)
             progress.update(bar, description="controls")
-            return replace(manifest, controls=tuple(_controls(evaluation, arena, test, digests)))
+            controls = tuple(_controls(evaluation, arena, test, digests))
     except KeyboardInterrupt:
         count = len(evaluation.store.results)
         sys.stderr.write(f"esper: {count} finished runs are in {evaluation.folder}; the same command goes on there\n")
         raise
+    return replace(manifest, controls=controls)
+
+
+def _needs_controls(manifest: Manifest) -> bool:
+    """True where there are enough runs for a claim."""
+    from esper.scripts.evidence.claims import MIN_SEEDS
+
+    return len(manifest.run_seeds) >= MIN_SEEDS
 
 
 def _controls(evaluation: Evaluation, arena: Arena, test: Split, digests: Mapping[str, str]) -> list[Check]:
-    """What must hold in every evaluation that is to prove something; none where there are too few runs for that."""
+    """What must hold in every evaluation that is to prove something."""
     from esper.scripts.evidence.arms import ARMS, BASELINE
-    from esper.scripts.evidence.claims import MIN_SEEDS
     from esper.scripts.evidence.controls import same_again, still_frozen, world_controls
     from esper.scripts.evidence.runs import Job
     from esper.scripts.evidence.summary import policy_ids
 
-    if len(evaluation.run_seeds) < MIN_SEEDS:
+    if not _needs_controls(evaluation.manifest):
         return []
     name = evaluation.lineup.subject if evaluation.lineup.subject in evaluation.lineup.names else BASELINE
     policy_id = policy_ids(evaluation.manifest, name)[0]
-    seed = EpisodeSeed(env_id=0, episode=0, run_seed=evaluation.run_seeds[0])
+    seed = EpisodeSeed(env_id=0, episode=0, run_seed=evaluation.manifest.run_seeds[0])
     (again,) = arena.play(Job(arm=ARMS[name], policy_id=policy_id, seeds=(seed,)), test)
     checks = [same_again(evaluation.store.results[name, policy_id, seed.run_seed], again.result)]
     if evaluation.policies:

@@ -31,7 +31,7 @@ from esper.scripts.evidence.runs import Job
 from esper.scripts.evidence.starts import can_widen
 from esper.scripts.evidence.statistics import MIN_PAIRS, require_libraries
 from esper.scripts.evidence.summary import policy_ids
-from esper.scripts.evidence.tuning import read_tuned
+from esper.scripts.evidence.tuning import Tuned, read_tuned
 from esper.scripts.host_runs import with_overrides
 
 FIRST_SEED = 20_000
@@ -62,9 +62,7 @@ class Evaluation:
     task: TaskSpec
     data: Dataset
     lineup: Lineup
-    run_seeds: tuple[int, ...]
     policies: Mapping[str, Policy]
-    settings: Mapping[str, Mapping[str, Any]]
     folder: Path
     store: ResultStore
     manifest: Manifest
@@ -82,32 +80,67 @@ def prepare(request: Request) -> Evaluation:
     task, notes = _task(request, policies)
     data = load_task_data(task, request.data_dir)
     store = ResultStore(request.folder)
+    lineup = _line_up(request, names, policies, task, store)
+    tuned = None if request.tuned is None else read_tuned(request.tuned, task)
+    manifest = _manifest(
+        task,
+        data,
+        replace(lineup, notes=(*lineup.notes, *notes)),
+        policies,
+        settings=_settings(request, tuned),
+        tuning=None if tuned is None else tuned.facts,
+        num_seeds=request.num_seeds,
+    )
+    store.require(manifest.setup, set(manifest.policy_ids))
+    if store.results and (request.folder / MANIFEST).is_file():
+        manifest = _continued(manifest, read_manifest(request.folder))
+    check_apart(policies, manifest.run_seeds)
+    if len(manifest.run_seeds) >= MIN_PAIRS:
+        require_libraries()
+    return Evaluation(
+        task=task,
+        data=data,
+        lineup=lineup,
+        policies={policy.policy_id: policy for policy in policies},
+        folder=request.folder,
+        store=store,
+        manifest=manifest,
+    )
+
+
+def _line_up(
+    request: Request, names: Sequence[str], policies: Sequence[Policy], task: TaskSpec, store: ResultStore
+) -> Lineup:
     # Whatever was started stays in the table.
     started = [name for name in ARMS if any(row.arm == name for row in store.results.values())]
     default = (*DEFAULT_ARMS, GREEDY, "random") if policies else DEFAULT_ARMS
-    lineup = line_up(
-        [*(names or default), *started],
-        has_policy=bool(policies),
-        subject=request.subject,
-        can_widen=can_widen(task.host),
-    )
-    tuned = None if request.tuned is None else read_tuned(request.tuned, task)
+    asked = [*(names or default), *started]
+    return line_up(asked, has_policy=bool(policies), subject=request.subject, can_widen=can_widen(task.host))
+
+
+def _settings(request: Request, tuned: Tuned | None) -> dict[str, dict[str, Any]]:
     settings = {} if tuned is None else {name: dict(found) for name, found in tuned.settings.items()}
     if request.blueprint is not None:
         settings["schedule"] = {**settings.get("schedule", {}), "blueprint": request.blueprint}
+    return settings
+
+
+def _manifest(
+    task: TaskSpec,
+    data: Dataset,
+    lineup: Lineup,
+    policies: Sequence[Policy],
+    *,
+    settings: Mapping[str, Mapping[str, Any]],
+    tuning: Mapping[str, Any] | None,
+    num_seeds: int,
+) -> Manifest:
+    """The manifest of a first start."""
     code = code_version()
     facts = f"{task} {data.sha256} {sorted(settings.items())} {lineup.subject} {code}"
-    setup = hashlib.sha256(facts.encode()).hexdigest()[:12]
-    store.require(setup, {policy.policy_id for policy in policies})
-    before = read_manifest(request.folder) if store.results and (request.folder / MANIFEST).is_file() else None
-    count = max(request.num_seeds, 0 if before is None else len(before.run_seeds))
-    run_seeds = tuple(range(FIRST_SEED, FIRST_SEED + count))
-    check_apart(policies, run_seeds)
-    if count >= MIN_PAIRS:
-        require_libraries()
-    manifest = Manifest(
+    return Manifest(
         schema_version=SCHEMA_VERSION,
-        setup=setup,
+        setup=hashlib.sha256(facts.encode()).hexdigest()[:12],
         code=code,
         task=task.name,
         description=task.description,
@@ -120,30 +153,30 @@ def prepare(request: Request) -> Evaluation:
         data_sha256=data.sha256,
         test_sha256=data.test_sha256,
         num_test=data.num_test,
-        run_seeds=run_seeds,
+        run_seeds=tuple(range(FIRST_SEED, FIRST_SEED + num_seeds)),
         arms=lineup.names,
         subject=lineup.subject,
         settings=settings,
-        tuning=None if tuned is None else tuned.facts,
+        tuning=tuning,
         policies=tuple({"policy_id": policy.policy_id, **policy.facts} for policy in policies),
         gates=tuple(check for policy in policies for check in learning_gates(policy)),
-        controls=() if before is None else before.controls,
-        notes=(*lineup.notes, *notes),
+        controls=(),
+        notes=lineup.notes,
         versions=versions(),
         machine=machine(),
-        sessions=(*(() if before is None else before.sessions), _session()),
-        test_openings=None if before is None else before.test_openings,
+        sessions=(_session(),),
+        test_openings=None,
     )
-    return Evaluation(
-        task=task,
-        data=data,
-        lineup=lineup,
-        run_seeds=run_seeds,
-        policies={policy.policy_id: policy for policy in policies},
-        settings=settings,
-        folder=request.folder,
-        store=store,
-        manifest=manifest,
+
+
+def _continued(manifest: Manifest, before: Manifest) -> Manifest:
+    """The manifest of a further start: what was promised stays promised."""
+    return replace(
+        manifest,
+        run_seeds=max(manifest.run_seeds, before.run_seeds, key=len),
+        controls=before.controls,
+        sessions=(*before.sessions, *manifest.sessions),
+        test_openings=before.test_openings,
     )
 
 
@@ -201,7 +234,7 @@ def jobs(evaluation: Evaluation, size: int) -> Iterator[Job]:
             # A run seed keeps its env id, so that its host is the same in every arm.
             missing = [
                 EpisodeSeed(env_id=number, episode=0, run_seed=run_seed)
-                for number, run_seed in enumerate(evaluation.run_seeds)
+                for number, run_seed in enumerate(evaluation.manifest.run_seeds)
                 if (arm.name, policy_id, run_seed) not in evaluation.store.results
             ]
             for start in range(0, len(missing), size):
