@@ -99,7 +99,7 @@ def difference(found: Comparison, digits: int) -> str:
 
 def terminal_table(manifest: Manifest, summary: Summary) -> Table:
     """The main table, without the columns that only a file has room for."""
-    hidden = {"peak", "parameter-epochs", "seconds", "p (Holm)"}
+    hidden = {"peak", "parameter-epochs", "seconds", "kept", "p (Holm)"}
     hidden.add("loss (nats)" if manifest.metric == "accuracy" else "accuracy (%)")
     if not any(arm.num_failed for arm in summary.arms):
         hidden.add("failed")
