@@ -18,7 +18,10 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("package", ["esper", "esper.leyline", "esper.tolaria"])
+@pytest.mark.parametrize(
+    "package",
+    ["esper", "esper.leyline", "esper.tolaria", "esper.simic", "esper.nissa", "esper.simic.training.config"],
+)
 def test_importing_a_light_package_loads_no_torch(package: str) -> None:
     loaded = modules_after(f"import {package}")
     assert package in loaded

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from esper.leyline import EVENTS, TIMING_SUFFIXES, TelemetryEventType
@@ -37,43 +38,48 @@ def run_through(runs: Path, name: str, workers: int) -> Path:
     return runs / name
 
 
-def _has_checkpoint(run: Path) -> bool:
-    return any((run / CHECKPOINTS_DIR).glob("ckpt-*/manifest.json"))
-
-
 def kill_and_resume(run: Path, delays_s: list[float], workers: int) -> int:
-    """Kills the run after each delay, counted from its first sign of life, then lets it end. Returns the kills."""
-    kills = 0
-    for delay_s in delays_s:
-        resumable = _has_checkpoint(run)
-        if not resumable and run.exists():
-            # Nothing was saved yet: there is nothing to go on from, and the name is taken.
-            run = run.with_name(f"{run.name}x")
-        how = ("--resume", run) if resumable else ("ppo", *FLAGS, "--runs", run.parent, "--run-id", run.name)
-        process = launch(*how, "--workers", workers)
-        _await_life(run, process)
-        time.sleep(delay_s)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate(timeout=60)
+    """Starts the run, kills it after its first checkpoint, then resumes and kills it again. Returns the kills."""
+    process = launch("ppo", *FLAGS, "--runs", run.parent, "--run-id", run.name, "--workers", workers)
+    _await(lambda: any((run / CHECKPOINTS_DIR).glob("ckpt-*/manifest.json")), process)
+    kills = _kill_after(delays_s[0], process)
+    for delay_s in delays_s[1:]:
+        started = time.time()
+        process = launch("--resume", run, "--workers", workers)
+        _await(lambda since=started: _written_since(run / EVENTS_FILE, since), process)
+        kills += _kill_after(delay_s, process)
     return kills
+
+
+def _written_since(log: Path, wall: float) -> bool:
+    try:
+        return log.stat().st_mtime >= wall
+    except FileNotFoundError:  # between closing one segment and opening the next
+        return False
+
+
+def _kill_after(delay_s: float, process: subprocess.Popen[str]) -> int:
+    time.sleep(delay_s)
+    alive = process.poll() is None
+    if alive:
+        process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    return int(alive)
+
+
+def _await(sign: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Until there is a sign of life, or the run is over."""
+    for _ in range(12_000):
+        if process.poll() is not None or sign():
+            return
+        time.sleep(0.01)
+    raise AssertionError("the run showed no sign of life")
 
 
 def finish(run: Path, workers: int) -> None:
     process = launch("--resume", run, "--workers", workers)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, out + err
-
-
-def _await_life(run: Path, process: subprocess.Popen[str]) -> None:
-    """Until this attempt writes its log."""
-    log, seen = run / EVENTS_FILE, time.time()
-    for _ in range(6_000):
-        if process.poll() is not None or (log.exists() and log.stat().st_mtime >= seen):
-            return
-        time.sleep(0.01)
-    raise AssertionError("the run showed no sign of life")
 
 
 # ---- what is left

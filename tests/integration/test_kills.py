@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.integration.kills import ROUNDS, final_bits, finish, kill_and_resume, run_through, training_facts
+from tests.integration.kills import final_bits, finish, kill_and_resume, run_through, training_facts
 
 
 @pytest.fixture(scope="module")
@@ -14,28 +14,13 @@ def undisturbed(tmp_path_factory):
     return final_bits(run), training_facts(run)
 
 
-def survive(tmp_path, undisturbed, delays, workers):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    run = run_through_first_checkpoint(runs, workers)
+def survive(runs, undisturbed, delays, workers):
+    run = runs / "killed"
     kills = kill_and_resume(run, delays, workers)
     finish(run, workers)
     assert final_bits(run) == undisturbed[0]
     assert training_facts(run) == undisturbed[1]
     return kills
-
-
-def run_through_first_checkpoint(runs, workers):
-    """A run that was stopped by its own limit after one round, so that every kill has something to go on from."""
-    from tests.integration.kills import FLAGS, launch
-
-    process = launch("ppo", *FLAGS, "--rounds", 1, "--runs", runs, "--run-id", "killed", "--workers", workers)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, out + err
-    process = launch("--resume", runs / "killed", "--rounds", ROUNDS, "--workers", workers)
-    process.kill()
-    process.communicate()
-    return runs / "killed"
 
 
 def test_three_kills_change_nothing(tmp_path, undisturbed):

@@ -84,6 +84,18 @@ def test_rewards_are_scaled_by_a_scale_that_is_frozen_during_a_round():
             assert scaled == pytest.approx(account.components.total / scale)
 
 
+def test_the_first_round_is_learned_in_the_units_of_the_later_ones():
+    """Nothing is known of the scale before the first round; it is applied to the whole round before the update."""
+    heard = Listening()
+    with open_trainer(TINY, heard, NeverStop()) as trainer:
+        trainer.run_round()
+        assert isinstance(trainer.client, SimicClient)
+        learned = trainer.client._buffer.rollout().rewards_TN
+        paid = [[account.components.total for account in facts.accounts] for facts in heard.steps]
+        assert torch.allclose(learned, torch.tensor(paid) / trainer.client.scale.scale, atol=1e-6)
+    assert all(scaled is None for facts in heard.steps for scaled in facts.scaled)
+
+
 def test_a_fixed_controller_runs_in_the_same_loop():
     heard = Listening()
     with open_trainer(replace(TINY, controller="wait_only", rounds=1), heard, NeverStop()) as trainer:

@@ -77,7 +77,7 @@ class Threshold:
 
     @property
     def clear_at(self) -> float:
-        """Where an alarm ends: well on the good side of the first limit, and half-way to the end of the range at most."""
+        """Where an alarm ends: well on the good side of the first limit, at most half-way to the end of the range."""
         limit = self.critical if self.warn is None else self.warn
         assert limit is not None, f"{self.metric} has no limits"
         if self.direction != "below":

@@ -32,6 +32,12 @@ class Hub(Protocol):
     def health(self) -> HubHealth:
         """How it fares."""
 
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
 
 class NullHub:
     """Keeps nothing. Failures still reach the person at the terminal."""

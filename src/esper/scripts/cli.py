@@ -25,10 +25,15 @@ from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.bench_ppo import bench_ppo_command
 from esper.scripts.evaluate import evaluate_command
+from esper.scripts.export import export_command
 from esper.scripts.grow import grow_command
+from esper.scripts.query import query_command
+from esper.scripts.report import report_command
 from esper.scripts.sandbox import sandbox_command
+from esper.scripts.status import status_command
 from esper.scripts.tasks import tasks_command
 from esper.scripts.train import train_command
+from esper.scripts.verify import verify_command
 
 # Commands import torch when they run, not before, so that help and errors come at once.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -37,6 +42,11 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate_command,
     "tasks": tasks_command,
     "sandbox": sandbox_command,
+    "status": status_command,
+    "query": query_command,
+    "report": report_command,
+    "export": export_command,
+    "verify": verify_command,
 }
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,

@@ -27,7 +27,7 @@ from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.control.normalization import RewardNormalizer
+from esper.simic.control.normalization import REWARD_LIMIT, RewardNormalizer
 from esper.simic.training.accounts import EpisodeAccounts, EpisodeStats, Pricing, StepAccount
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo.features import (
@@ -63,7 +63,7 @@ class StepFacts:
     specs: tuple[ActionSpec, ...]
     accounts: tuple[StepAccount | None, ...]
     scaled: tuple[float | None, ...]
-    """Rewards as the agent learns from them; None where there is nothing to learn."""
+    """Rewards as the agent learns from them; None where there is nothing to learn, or the scale is not known yet."""
     decision: Decision | None
     """What the agent thought; None for a fixed controller."""
 
@@ -148,7 +148,8 @@ class SimicClient(FrozenPolicy):
         agent: Learns in `update`.
         context: The hosts.
         pricing: The reward.
-        scale: Reward scale; frozen during a round, refreshed after its update.
+        scale: Reward scale; frozen during a round, refreshed after its update. Before the first update it is not
+            known: the first round is stored as it was paid and scaled as a whole when it is over.
         run_seed: Key of the samples.
         on_step: Told about every finished step.
     """
@@ -200,8 +201,8 @@ class SimicClient(FrozenPolicy):
         self._bootstrap_lost(before, after)
         accounts = self.accounts.book(before, after)
         rewards = [None if account is None else account.components.total for account in accounts]
-        scaled = tuple(None if reward is None else self.scale.normalize_only(reward) for reward in rewards)
-        self._buffer.write(self._batch(after, scaled))
+        stored = [None if reward is None else self._in_units(reward) for reward in rewards]
+        self._buffer.write(self._batch(after, stored))
         for paid, reward in zip(self._paid, rewards, strict=True):
             paid += [] if reward is None else [reward]
         self.on_step(
@@ -210,10 +211,13 @@ class SimicClient(FrozenPolicy):
                 after=after,
                 specs=self._specs,
                 accounts=accounts,
-                scaled=scaled,
+                scaled=tuple(stored) if self.scale.count else (None,) * len(stored),
                 decision=self._decision,
             )
         )
+
+    def _in_units(self, reward: float) -> float:
+        return self.scale.normalize_only(reward) if self.scale.count else reward
 
     def _batch(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> StepBatch:
         assert self._decision is not None
@@ -240,11 +244,17 @@ class SimicClient(FrozenPolicy):
                 self._buffer.truncate(env, float(self._decision.values_N[env]))
 
     def update(self) -> PPOUpdateMetrics:
-        """Learns from the round; only then may the reward scale move."""
+        """Learns from the round; only then may the reward scale move, except that the first round has none yet."""
         assert self._buffer is not None
-        metrics = self.agent.update(self._buffer)
-        self.scale.update(reward for paid in self._paid for reward in paid)
-        return metrics
+        paid = [reward for env in self._paid for reward in env]
+        if self.scale.count:
+            metrics = self.agent.update(self._buffer)
+            self.scale.update(paid)
+            return metrics
+        # Learned in other units than all later ones, the first round would leave the critic with a wrong scale.
+        self.scale.update(paid)
+        self._buffer.rewards_TN.copy_(self._buffer.rewards_TN.div(self.scale.scale).clamp(-REWARD_LIMIT, REWARD_LIMIT))
+        return self.agent.update(self._buffer)
 
     def episode_stats(self) -> tuple[EpisodeStats, ...]:
         """The round's episodes, in env order."""

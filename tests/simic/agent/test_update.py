@@ -18,6 +18,7 @@ from esper.simic.agent.ppo import Decision, PPOAgent
 from esper.simic.agent.ppo_update import env_minibatches
 from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, one_step
+from esper.simic.agent.value_head import ValueHead
 from tests.simic.agent.rounds import lived_buffer, same_bits, small_agent, small_world, weights
 
 
@@ -215,8 +216,21 @@ def test_rescaling_the_value_keeps_its_predictions() -> None:
     spec = small_world()
     head = small_agent(spec).network.value
     features = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    head.rescale(torch.tensor([1.0, 2.0]))
     before = head.denormalize(head(features))
     for returns in ([3.0, 5.0, 40.0], [-200.0, 7.0]):
         head.rescale(torch.tensor(returns))
         assert torch.allclose(head.denormalize(head(features)), before, atol=1e-4)
     assert math.isclose(float(head.normalize(torch.tensor(float(head.returns.mean)))), 0.0, abs_tol=1e-5)
+
+
+def test_the_first_returns_do_not_blow_the_critic_up() -> None:
+    """Returns that hardly vary set a small scale; an untrained critic must start within it, not far outside."""
+    head = ValueHead(8, 8)
+    features = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    before = head(features)
+    head.rescale(torch.linspace(0.7, 0.9, 50))
+    assert torch.equal(head(features), before), "normalised predictions stay small"
+    told = head.denormalize(head(features))
+    head.rescale(torch.linspace(1.5, 3.5, 50))
+    assert torch.allclose(head.denormalize(head(features)), told, atol=1e-5), "later ones survive a new scale"

@@ -69,13 +69,21 @@ def around(row: Threshold, limit: float) -> tuple[float, float]:
     return (limit + gap, limit - gap) if row.direction == "below" else (limit - gap, limit + gap)
 
 
-@pytest.mark.parametrize("name", list(MAKERS))
-@pytest.mark.parametrize("severity", [Severity.WARNING, Severity.CRITICAL])
+LIMITS = [
+    (name, severity)
+    for name in MAKERS
+    for severity, limit in (
+        (Severity.WARNING, THRESHOLDS[name].warn),
+        (Severity.CRITICAL, THRESHOLDS[name].critical),
+    )
+    if limit is not None
+]
+
+
+@pytest.mark.parametrize(("name", "severity"), LIMITS)
 def test_a_row_speaks_just_beyond_its_limit(name: str, severity: Severity) -> None:
     row = THRESHOLDS[name]
-    limit = row.warn if severity is Severity.WARNING else row.critical
-    if limit is None:
-        pytest.skip(f"{name} has no limit for {severity.value}")
+    limit = row.limit_of(severity)
     good, bad = around(row, limit)
     quiet, loud = AnomalyDetector(), AnomalyDetector()
     warm(quiet)
@@ -251,6 +259,32 @@ def test_alarms_of_an_env_end_with_their_seed_or_host() -> None:
         report = detector.check_all(EpochInputs(report=later), ctx)
         assert [(f.state, f.detail) for f in report.findings] == [("cleared", why)]
         assert not report.raised
+
+
+def test_a_new_host_is_not_measured_by_the_old_one() -> None:
+    detector = AnomalyDetector()
+    for epoch in range(LOSS_MIN_HISTORY + 1):
+        detector.check_all(EpochInputs(report=report_with(val_loss=0.1)), epoch_of(0, epoch))
+    untrained = EpochInputs(report=report_with(val_loss=2.3))
+    for epoch in range(4):
+        assert not detector.check_all(untrained, epoch_of(0, epoch, episode=1)).findings
+
+
+def test_a_checkpoint_between_epochs_changes_nothing() -> None:
+    rng = random.Random(4)
+    plain, resumed = AnomalyDetector(), AnomalyDetector()
+    num_told = 0
+    for step in range(80):
+        stage = rng.choice([SeedStage.TRAINING, SeedStage.TRAINING, SeedStage.FOSSILIZED])
+        report = report_with(stage, val_loss=rng.choice([1.0, 1.1, 5.0]), grad_health=rng.choice([1.0, 0.5, 0.1]))
+        ctx = epoch_of(step % 2, (step // 2) % 10, episode=step // 20)
+        expected = plain.check_all(EpochInputs(report=report), ctx)
+        assert resumed.check_all(EpochInputs(report=report), ctx) == expected
+        num_told += len(expected.findings)
+        saved = json.loads(json.dumps(resumed.state_dict(), allow_nan=False))
+        resumed = AnomalyDetector()
+        resumed.load_state_dict(saved)
+    assert num_told > 20
 
 
 def test_envs_have_alarms_of_their_own() -> None:

@@ -40,9 +40,16 @@ class ValueHead(nn.Module):
 
     @torch.no_grad()
     def rescale(self, returns_B: Tensor) -> None:
-        """Takes new returns into the statistics and changes the output layer so that predictions stay as they were."""
+        """Takes new returns into the statistics and changes the output layer so that predictions stay as they were.
+
+        The very first predictions mean nothing. Keeping them would blow the output up by however much smaller than 1
+        the first returns spread, and the critic's error would drown the policy in the shared gradient for many rounds.
+        """
+        untrained = self.returns.count.item() == 0
         old_mean, old_scale = self._scale()
         self.returns.update(returns_B[:, None])
+        if untrained:
+            return
         new_mean, new_scale = self._scale()
         self.out.weight.mul_(old_scale / new_scale)
         self.out.bias.mul_(old_scale / new_scale).add_((old_mean - new_mean) / new_scale)

@@ -66,8 +66,10 @@ class TelemetryConfig:
         _check("rotate_bytes", self.rotate_bytes, 1024, 1 << 40)
         _check("heartbeat_s", self.heartbeat_s, 0.1, 60.0)
         _check("escalation_epochs", self.escalation_epochs, 1, 100_000)
-        if self.level not in TelemetryLevel:
-            raise ValueError(f"level must be one of {_names(TelemetryLevel)}, got {self.level!r}")
+        if not isinstance(self.level, TelemetryLevel):
+            raise ValueError(
+                f"level must be one of {', '.join(level.name for level in TelemetryLevel)}, got {self.level!r}"
+            )
         for name in self.exporters:
             if name not in get_args(Exporter):
                 raise ValueError(f"unknown exporter {name!r}. Known: {', '.join(get_args(Exporter))}")
@@ -80,7 +82,3 @@ class TelemetryConfig:
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value}")
-
-
-def _names(levels: type[TelemetryLevel]) -> str:
-    return ", ".join(level.name for level in levels)

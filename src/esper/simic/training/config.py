@@ -145,7 +145,7 @@ class TrainingConfig:
     level: str = _option("records", f"how much is logged: {', '.join(LEVELS)}; never changes a result", "normal")
     exporters: tuple[Exporter, ...] = _option("records", f"also write to: {', '.join(EXPORTERS)}", ())
     keep_checkpoints: int = _option("records", "newest checkpoints that stay on disk", 3)
-    checkpoint_s: float = _option("records", "least seconds between two checkpoints", 10.0)
+    checkpoint_s: float = _option("records", "least seconds between two checkpoints; 0 saves after every round", 10.0)
 
     def __post_init__(self) -> None:
         for name, allowed in RANGES.items():

@@ -57,6 +57,8 @@ class WorkerSpec:
     devices: str
     amp: str
     rollback_ends_episode: bool
+    batches: type[SharedBatchIterator] = SharedBatchIterator
+    """What gathers rows into batches, in the worker."""
 
 
 def make_worker_spec(
@@ -67,6 +69,7 @@ def make_worker_spec(
     devices: str = "cpu",
     amp: str = "off",
     rollback_ends_episode: bool = True,
+    batches: type[SharedBatchIterator] = SharedBatchIterator,
 ) -> WorkerSpec:
     """Describes the workers of a run.
 
@@ -77,6 +80,7 @@ def make_worker_spec(
         devices: Such as "cpu" or "cuda:0,cuda:1".
         amp: One of `AMP_CHOICES`.
         rollback_ends_episode: False where the product is the host and training goes on after a rollback.
+        batches: What gathers rows into batches.
     """
     parse_devices(devices)
     tensors = {
@@ -94,6 +98,7 @@ def make_worker_spec(
         devices=devices,
         amp=amp,
         rollback_ends_episode=rollback_ends_episode,
+        batches=batches,
     )
 
 
@@ -132,7 +137,7 @@ def make_batches(spec: WorkerSpec) -> tuple[SharedBatchIterator, SharedBatchIter
     task = spec.task
     inputs, targets = spec.rows["train_inputs"].open(), spec.rows["train_targets"].open()
     samples = None if task.samples_per_epoch is None else min(task.samples_per_epoch, len(inputs))
-    train = SharedBatchIterator(
+    train = spec.batches(
         inputs,
         targets,
         batch_size=task.batch_size,
@@ -144,7 +149,7 @@ def make_batches(spec: WorkerSpec) -> tuple[SharedBatchIterator, SharedBatchIter
         channels_last=task.channels_last,
     )
     inputs, targets = spec.rows["val_inputs"].open(), spec.rows["val_targets"].open()
-    val = SharedBatchIterator(
+    val = spec.batches(
         inputs,
         targets,
         batch_size=min(task.val_chunk_rows, len(inputs)),

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from esper.leyline import (
-    CheckpointError,
     CheckpointRecorded,
     EventSink,
+    ModelFileError,
     Severity,
     StorageError,
     TelemetryEventType,
@@ -28,6 +28,8 @@ from esper.simic.training.run_dir import RunDir, space_warning
 from esper.simic.training.run_state import RunState, read_run_files
 
 MAX_FAILED_SAVES = 5
+MAX_SHARE = 0.01
+"""Most of a run's time that saving may take, unless every round is to be saved."""
 
 
 class EventLog(EventSink, Protocol):
@@ -72,7 +74,12 @@ class CheckpointKeeper:
         self._clock = clock
         self._warned = False
         self._retention = Retention(last=config.keep_checkpoints)
-        self._cadence = Cadence(started_s=clock(), saved_index=resumed_from, min_interval_s=config.checkpoint_s)
+        self._cadence = Cadence(
+            started_s=clock(),
+            saved_index=resumed_from,
+            min_interval_s=config.checkpoint_s,
+            max_share=MAX_SHARE if config.checkpoint_s > 0.0 else 1.0,
+        )
 
     def offer(
         self, index: int, files: Callable[[], Mapping[str, bytes]], *, score: float | None, last: bool
@@ -164,9 +171,16 @@ def find_checkpoint(run: RunDir) -> tuple[LoadedCheckpoint, RunState, tuple[Reje
     Raises:
         CheckpointError: None is valid.
     """
-    loaded, rejected = newest_valid(run, check=lambda found: read_run_files(found.files))
+    loaded, rejected = newest_valid(run, check=lambda found: _check_ours(run, found))
     for one in rejected:
         sys.stderr.write(f"esper: {one.name} rejected: {one.reason}. Using {loaded.path.name}\n")
-    if loaded.kind != "round":
-        raise CheckpointError(f"{loaded.path} is of a {loaded.kind!r} run; expected one of a training run")
     return loaded, read_run_files(loaded.files), rejected
+
+
+def _check_ours(run: RunDir, found: LoadedCheckpoint) -> None:
+    """Refuses a checkpoint that is whole but not of this run."""
+    if found.kind != "round" or found.facts.run_id != run.run_id:
+        raise ModelFileError(
+            f"it is a {found.kind} checkpoint of run {found.facts.run_id}; expected a round of {run.run_id}"
+        )
+    read_run_files(found.files)

@@ -26,12 +26,12 @@ from esper.simic.client import StepFacts
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
-from esper.simic.training.config import TrainingConfig
 from esper.simic.training.keeper import CheckpointKeeper
 from esper.simic.training.provenance import run_started
 from esper.simic.training.run_log import PolicyReads, RunLog
 from esper.simic.training.run_state import run_files
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+
 
 class Display(Protocol):
     """Somebody who watches."""

@@ -16,7 +16,6 @@ from esper.leyline import (
     TelemetryLevel,
     lr_factor,
 )
-from esper.leyline.thresholds import TREND_WINDOW_ROUNDS
 from esper.nissa import Hub
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics

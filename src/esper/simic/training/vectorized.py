@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from esper.leyline import BatchSummary, HostLayout, AnomalyDebug, LayerGradientStats, TelemetryLevel
+from esper.leyline import AnomalyDebug, BatchSummary, HostLayout, LayerGradientStats, TelemetryLevel
 from esper.nissa import TelemetryHub, get_hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
@@ -20,6 +20,7 @@ from esper.simic.client import FixedClient, SimicClient, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Calibration, default_gamma
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability, collect_per_layer_gradients
+from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.accounts import Pricing
 from esper.simic.training.calibration import load_or_calibrate, reward_config
@@ -31,6 +32,7 @@ from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopReq
 from esper.tamiyo.controllers import CONTROLLERS, ControllerEntry, make_controller
 from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.situation import Setting
+from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.runtime import usable_cores
 
@@ -78,7 +80,12 @@ class AgentReads:
     def bundle(self) -> AnomalyDebug:
         """What goes with an alarm."""
         network = self._network()
-        return make_debug_bundle(collect_per_layer_gradients(network), check_numerical_stability(network))
+        return AnomalyDebug(
+            layers=aggregate_layer_gradient_health(collect_per_layer_gradients(network)),
+            stability=check_numerical_stability(network),
+            ratios=(),
+            num_ratios_out_of_range=0,
+        )
 
     def _network(self) -> nn.Module:
         assert isinstance(self._client, SimicClient), "a fixed controller has no update to look at"
@@ -108,7 +115,9 @@ def open_trainer(
     task = training_task(config)
     data = load_task_data(task, data_dir)
     with TemporaryDirectory(prefix="esper-") as scratch:
-        spec = make_worker_spec(task, data, scratch=Path(scratch), devices=config.device, amp=config.amp)
+        spec = make_worker_spec(
+            task, data, scratch=Path(scratch), devices=config.device, amp=config.amp, batches=SharedBatchIterator
+        )
         kind, workers = worker_plan(config)
         with EnginePool(
             build_worker, spec, kind=kind, workers=workers, wanted=recorder.wanted, sink=recorder.sink

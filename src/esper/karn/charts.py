@@ -1,0 +1,204 @@
+"""The pictures of a report, as SVG text. Draws what it is given; needs the extra `runs`.
+
+Figures are made without pyplot, so nothing here touches a display or a global figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from esper.karn.story import SeedLife, Story
+from esper.leyline import SeedStage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette: told apart with any colour vision.
+BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+)
+STAGE_COLORS = {
+    SeedStage.GERMINATED.name: "#999999",
+    SeedStage.TRAINING.name: YELLOW,
+    SeedStage.BLENDING.name: SKY,
+    SeedStage.HOLDING.name: PINK,
+    SeedStage.FOSSILIZED.name: GREEN,
+}
+HEAD_COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION)
+WIDTH = 9.0
+ROUND, EPOCHS = "round", "epochs of the env since the run began"
+COUNTS = (ROUND, EPOCHS)
+"""Axes on which there is nothing between two whole numbers."""
+MAX_LANES = 12
+MAX_TIMELINE_EPISODES = 12
+
+
+def learning_chart(story: Story) -> str | None:
+    """Accuracy and return by round; None if no round was completed."""
+    if not story.rounds:
+        return None
+    figure = _figure(5.2)
+    accuracy, returns = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    x = [number for number, _ in story.rounds]
+    rounds = [data for _, data in story.rounds]
+    low, high = [r.accuracy_worst_pct for r in rounds], [r.accuracy_best_pct for r in rounds]
+    accuracy.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, label="worst to best env")
+    _line(accuracy, x, [r.accuracy_mean_pct for r in rounds], BLUE, "mean over envs")
+    _line(accuracy, x, [r.rolling_accuracy_pct for r in rounds], ORANGE, "mean of ten rounds")
+    _line(accuracy, x, [r.committed_accuracy_pct for r in rounds], GREEN, "committed network")
+    accuracy.set(ylabel="validation accuracy (%)")
+    accuracy.legend(loc="best")
+    mean, spread = [r.return_mean for r in rounds], [r.return_std for r in rounds]
+    low, high = [m - s for m, s in zip(mean, spread, strict=True)], [m + s for m, s in zip(mean, spread, strict=True)]
+    returns.fill_between(x, low, high, color=VERMILION, alpha=0.15, linewidth=0)
+    _line(returns, x, mean, VERMILION, "mean, and deviation over envs")
+    returns.set(xlabel=ROUND, ylabel="return")
+    returns.legend(loc="best")
+    return _svg(figure)
+
+
+def outcome_chart(story: Story) -> str | None:
+    """Final accuracy of every episode against its parameters; None if no episode has both."""
+    points = [
+        (done.params_ratio, done.final_accuracy_pct, at)
+        for at, done in story.episodes
+        if done.final_accuracy_pct is not None
+    ]
+    if not points:
+        return None
+    figure = _figure(3.8)
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.subplots()
+    ratios, accuracies, rounds = zip(*points, strict=True)
+    dots = axes.scatter(ratios, accuracies, c=rounds, cmap="viridis", s=24, alpha=0.8, linewidth=0)
+    axes.set(xlabel="parameters, times the host's own", ylabel="final validation accuracy (%)")
+    figure.colorbar(dots, ax=axes, label=ROUND, ticks=MaxNLocator(integer=True))
+    return _svg(figure)
+
+
+def timeline_chart(story: Story) -> str | None:
+    """The lives of the seeds of the newest episodes, one lane per env and slot; None if nothing was planted."""
+    if not story.seeds or not story.epochs_per_episode:
+        return None
+    newest = max(life.episode for life in story.seeds)
+    first = max(newest - MAX_TIMELINE_EPISODES + 1, 0)
+    lives = [life for life in story.seeds if life.episode >= first]
+    lanes = sorted({(life.env, life.slot_id) for life in lives})[:MAX_LANES]
+    figure = _figure(1.0 + 0.32 * len(lanes))
+    axes = figure.subplots()
+    for place, lane in enumerate(lanes):
+        for life in lives:
+            if (life.env, life.slot_id) == lane:
+                _draw_life(axes, place, life, story.epochs_per_episode)
+    for episode in range(first, newest + 2):
+        axes.axvline(episode * story.epochs_per_episode, color="black", linewidth=0.4)
+    axes.set_yticks(range(len(lanes)), [f"env {env}  {slot_id}" for env, slot_id in lanes])
+    axes.set(xlabel=EPOCHS, ylim=(len(lanes) - 0.4, -0.6))
+    axes.set_xlim(first * story.epochs_per_episode, (newest + 1) * story.epochs_per_episode)
+    handles = [axes.barh(-9, 0, color=color) for color in STAGE_COLORS.values()]
+    words = [name.lower() for name in STAGE_COLORS]
+    axes.legend(handles, words, ncols=len(words), fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return _svg(figure)
+
+
+def _draw_life(axes: Any, lane: int, life: SeedLife, epochs: int) -> None:
+    begin = life.episode * epochs
+    for stay in life.stays:
+        if stay.stage in STAGE_COLORS:
+            width = max(stay.stop - stay.start, 0.25)
+            axes.barh(lane, width, left=begin + stay.start, height=0.7, color=STAGE_COLORS[stay.stage])
+    if life.fate == "pruned":
+        axes.plot([begin + life.stays[-1].stop], [lane], marker="x", color=VERMILION, markersize=5)
+
+
+def policy_chart(story: Story) -> str | None:
+    """How the learner fares, by round; None if there was no update."""
+    if not story.updates:
+        return None
+    x = [number for number, _ in story.updates]
+    updates = [data for _, data in story.updates]
+    figure = _figure(6.6)
+    grid = figure.subplots(3, 2, sharex=True)
+    _panel(
+        grid[0][0],
+        x,
+        "KL (nats)",
+        {"KL": [u.joint.approx_kl for u in updates], "target": [u.target_kl for u in updates]},
+    )
+    heads = dict.fromkeys(head for update in updates for head in update.heads)
+    entropies = {head: [u.heads[head].entropy_share if head in u.heads else None for u in updates] for head in heads}
+    _panel(grid[0][1], x, "entropy (share)", entropies)
+    _panel(
+        grid[1][0],
+        x,
+        "losses",
+        {
+            "policy": [u.losses.policy for u in updates],
+            "value": [u.losses.value for u in updates],
+        },
+    )
+    _panel(
+        grid[1][1],
+        x,
+        "critic",
+        {
+            "value error / deviation": [u.critic.value_nrmse for u in updates],
+            "explained variance": [u.critic.explained_variance for u in updates],
+        },
+    )
+    _panel(grid[2][0], x, "clipped (share)", {"clipped": [u.joint.clip_share for u in updates]})
+    _panel(
+        grid[2][1],
+        x,
+        "gradient norm",
+        {"largest": [u.grad.norm_max for u in updates], "clipped at": [u.grad.clip_norm for u in updates]},
+    )
+    for axes in grid[2]:
+        axes.set(xlabel=ROUND)
+    return _svg(figure)
+
+
+def _panel(axes: Any, x: Sequence[int], label: str, curves: Mapping[str, Sequence[float | None]]) -> None:
+    for (name, values), color in zip(curves.items(), HEAD_COLORS * len(curves), strict=False):
+        _line(axes, x, values, color, name)
+    axes.set(ylabel=label)
+    if len(curves) > 1:
+        axes.legend(loc="best", fontsize=7)
+
+
+def _line(axes: Any, x: Sequence[int], values: Iterable[float | None], color: str, label: str) -> None:
+    """One curve; what was not measured is a gap, and a single point is still seen."""
+    y = [float("nan") if value is None else value for value in values]
+    axes.plot(x, y, color=color, label=label, linewidth=1.4, marker="." if len(y) < 30 else None, markersize=4)
+
+
+def _figure(height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("the charts of a report need matplotlib: pip install 'esper[runs]'") from None
+    return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    from matplotlib import rc_context
+    from matplotlib.ticker import MaxNLocator
+
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        if axes.get_xlabel() in COUNTS:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    out = BytesIO()
+    # The salt makes the ids inside the picture the same each time; text stays text and uses the reader's fonts.
+    with rc_context({"svg.hashsalt": "esper", "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    return out.getvalue().decode()

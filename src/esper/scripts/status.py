@@ -1,0 +1,106 @@
+"""`esper status`: what a run is doing, why that is said, and what to do next. Reads only, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from esper.karn.verdict import Verdict
+    from esper.karn.view import RunView
+
+POLL_S = 0.5
+
+
+def status_command(
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run directory.")],
+    follow: Annotated[bool, tyro.conf.arg(help="Stay and show the run as it goes on, until it ends.")] = False,
+    as_json: Annotated[bool, tyro.conf.arg(name="json", help="Print the verdict as JSON, for programs.")] = False,
+) -> None:
+    """Show what a run is doing, live or finished.
+
+    The first line says what is the case, the second cites the figure, limit and event behind it, the third what to
+    do. All of it is computed from the event log; only the question whether the process is alive is put to the
+    heartbeat file and the operating system. Watching a run cannot disturb it.
+    """
+    from esper.karn.console import render_line, render_status
+
+    console = Console()
+    views = _views(run)
+    view, found = next(views)
+    if as_json:
+        print(json.dumps(_facts(view, found), indent=2))  # noqa: T201
+        return
+    if not follow:
+        console.print(render_status(view, found))
+    elif console.is_terminal:
+        _follow_on_screen(console, view, found, views)
+    else:
+        line = ""
+        while True:
+            if (newest := render_line(view, found)) != line:
+                line = newest
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+            if view.progress.ended is not None:
+                return
+            time.sleep(POLL_S)
+            view, found = next(views)
+
+
+def _follow_on_screen(
+    console: Console, view: RunView, found: Verdict, views: Iterator[tuple[RunView, Verdict]]
+) -> None:
+    from rich.live import Live
+
+    from esper.karn.console import render_status
+
+    with Live(render_status(view, found), console=console, auto_refresh=False, vertical_overflow="crop") as screen:
+        while view.progress.ended is None:
+            time.sleep(POLL_S)
+            view, found = next(views)
+            screen.update(render_status(view, found), refresh=True)
+
+
+def _views(run: Path) -> Iterator[tuple[RunView, Verdict]]:
+    """The run as it is whenever the next view is asked for."""
+    from esper.karn.fold import fold_all
+    from esper.karn.process import read_heartbeat
+    from esper.karn.replay import Follower, find_run
+    from esper.karn.verdict import verdict
+    from esper.karn.view import EMPTY
+
+    follower, view = Follower(find_run(run)), EMPTY
+    while True:
+        batch = follower.poll()
+        view = fold_all(batch.items, EMPTY if batch.restarted else view)
+        wall = time.time()
+        yield view, verdict(view, read_heartbeat(run, wall), wall)
+
+
+def _facts(view: RunView, found: Verdict) -> dict[str, object]:
+    last = view.progress.last_round
+    return {
+        "run": view.log.run,
+        "group": view.log.group,
+        "attempt": view.log.attempt,
+        "state": found.state.value,
+        "severity": found.severity.value,
+        "now": found.now,
+        "why": found.why,
+        "next": found.next,
+        "findings": [
+            {"state": f.state.value, "severity": f.severity.value, "now": f.now, "why": f.why, "next": f.next}
+            for f in found.findings
+        ],
+        "round": view.progress.round,
+        "num_rounds": None if view.progress.started is None else view.progress.started.num_rounds,
+        "accuracy_mean_pct": None if last is None else last.data.accuracy_mean_pct,
+        "return_mean": None if last is None else last.data.return_mean,
+        "num_events": view.log.num_events,
+    }

@@ -1,0 +1,147 @@
+"""What happens when the files of a run are damaged, foreign or cannot be written: loud, never a silent restart."""
+
+import errno
+import json
+import shutil
+
+import pytest
+
+from esper.leyline import CheckpointError, StorageError
+from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE
+from esper.scripts.cli import main
+from esper.simic.training import keeper
+from esper.simic.training.session import start_again
+from tests.integration.kills import lines
+
+SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1", "--checkpoint-s", "0"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("runs")
+    main(["train", "ppo", *SMOKE, "--rounds", "2", "--runs", str(runs), "--run-id", "a"])
+    return runs / "a"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "a")
+
+
+def newest(run):
+    return run / CHECKPOINTS_DIR / "ckpt-00000002"
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def wrong_version(path):
+    facts = json.loads(path.read_text())
+    path.write_text(json.dumps({key: 99 if "format" in key else value for key, value in facts.items()}))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("policy.safetensors", truncate),
+        ("policy.safetensors", flip),
+        ("optimizer.safetensors", empty),
+        ("state.json", flip),
+        ("manifest.json", truncate),
+        ("manifest.json", wrong_version),
+        ("agent.json", lambda path: path.unlink()),
+    ],
+)
+def test_a_damaged_newest_checkpoint_gives_way_to_the_older_one(run, file, damage, capsys):
+    damage(newest(run) / file)
+    main(["train", "--resume", str(run)])
+    told = capsys.readouterr()
+    assert "ckpt-00000002 rejected: " in told.err
+    assert "Using ckpt-00000001" in told.err
+    assert "resumed after round 1" in told.out
+    actions = [event["data"] for event in lines(run) if event["type"] == "CHECKPOINT_RECORDED"]
+    assert {"rejected", "loaded", "saved"} <= {data["action"] for data in actions}
+
+
+def test_when_all_are_damaged_nothing_is_trained(run, capsys):
+    for folder in (run / CHECKPOINTS_DIR).iterdir():
+        flip(folder / "policy.safetensors")
+    before = (run / EVENTS_FILE).read_bytes()
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--resume", str(run)])
+    assert caught.value.code == 4
+    assert "none of 2 checkpoints is valid" in capsys.readouterr().err
+    assert (run / EVENTS_FILE).read_bytes() == before
+
+
+def test_a_checkpoint_of_another_run_is_refused(run, tmp_path, capsys):
+    main(["train", "ppo", *SMOKE, "--rounds", "3", "--runs", str(tmp_path), "--run-id", "b"])
+    shutil.copytree(tmp_path / "b" / CHECKPOINTS_DIR / "ckpt-00000003", run / CHECKPOINTS_DIR / "ckpt-00000003")
+    start = start_again(run, {})
+    assert start.rounds_done == 2
+    assert "of run b; expected a round of a" in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_cannot_be_resumed(run):
+    shutil.rmtree(run / CHECKPOINTS_DIR)
+    (run / CHECKPOINTS_DIR).mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        start_again(run, {})
+
+
+def fail_saves(monkeypatch, which):
+    """Makes the saves of these indices fail as on a full disk."""
+    real = keeper.save_checkpoint
+
+    def save(run, *, index, **rest):
+        if which(index):
+            full = OSError(errno.ENOSPC, "No space left on device")
+            raise StorageError(f"ckpt-{index:08d}", full, needed_bytes=100, free_bytes=1)
+        return real(run, index=index, **rest)
+
+    monkeypatch.setattr(keeper, "save_checkpoint", save)
+
+
+def test_a_failed_save_is_loud_and_training_goes_on(tmp_path, monkeypatch, capsys):
+    fail_saves(monkeypatch, lambda index: index == 2)
+    main(["train", "ppo", *SMOKE, "--rounds", "3", "--runs", str(tmp_path), "--run-id", "a"])
+    error = capsys.readouterr().err
+    assert "checkpoint of round 2 not saved" in error
+    assert "No space left on device (100 bytes needed, 1 bytes free)" in error
+    kept = sorted(path.name for path in (tmp_path / "a" / CHECKPOINTS_DIR).iterdir())
+    assert kept == ["ckpt-00000001", "ckpt-00000003"]
+    actions = [e["data"]["action"] for e in lines(tmp_path / "a") if e["type"] == "CHECKPOINT_RECORDED"]
+    assert actions == ["saved", "save_failed", "saved"]
+
+
+def test_saves_that_keep_failing_end_the_run(tmp_path, monkeypatch, capsys):
+    fail_saves(monkeypatch, lambda index: index > 1)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "ppo", *SMOKE, "--rounds", "50", "--runs", str(tmp_path), "--run-id", "a"])
+    assert caught.value.code == 6
+    assert [path.name for path in (tmp_path / "a" / CHECKPOINTS_DIR).iterdir()] == ["ckpt-00000001"]
+    ended = lines(tmp_path / "a")[-1]
+    assert (ended["type"], ended["data"]["status"]) == ("RUN_ENDED", "failed")
+    assert ended["data"]["num_rounds_total"] == 6
+
+
+def test_a_log_that_cannot_be_made_durable_stops_checkpoints_too(tmp_path, monkeypatch, capsys):
+    from esper.nissa import TelemetryHub
+
+    monkeypatch.setattr(TelemetryHub, "flush", lambda self, timeout, *, fsync=False: False)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "ppo", *SMOKE, "--rounds", "2", "--runs", str(tmp_path), "--run-id", "a"])
+    assert caught.value.code == 6
+    assert "event log cannot be made durable" in capsys.readouterr().err
+    assert list((tmp_path / "a" / CHECKPOINTS_DIR).iterdir()) == []

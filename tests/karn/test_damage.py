@@ -1,0 +1,128 @@
+"""Whatever happened to a log, readers say so and go on: no damage makes them crash."""
+
+from __future__ import annotations
+
+import math
+import random
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from esper.karn.codec import NewerSchema
+from esper.karn.console import render_status
+from esper.karn.fold import fold_all
+from esper.karn.integrity import check_run
+from esper.karn.replay import Follower, replay
+from esper.karn.story import tell
+from esper.karn.verdict import verdict
+from esper.leyline import LoggedEvent, Severity
+from tests.karn.logs import (
+    WALL,
+    LogWriter,
+    T,
+    anomaly,
+    epoch_completed,
+    every_type,
+    ppo_update,
+    round_completed,
+    started,
+    write_round,
+)
+
+
+def read_in_every_way(folder: Path) -> None:
+    view = fold_all(replay(folder))
+    assert repr(fold_all(Follower(folder).poll().items)) == repr(view)  # repr, because nan is not equal to itself
+    render_status(view, verdict(view, None, WALL))
+    tell(replay(folder))
+    check_run(folder)
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("sound")
+    log = every_type(folder)
+    write_round(log, 1)
+    return log.path.read_bytes()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_bytes_changed_lost_or_doubled_anywhere(seed: int, content: bytes, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+    damaged = bytearray(content)
+    for _ in range(rng.randint(1, 20)):
+        place = rng.randrange(len(damaged))
+        match rng.randrange(4):
+            case 0:
+                damaged[place] = rng.randrange(256)
+            case 1:
+                del damaged[place : place + rng.randint(1, 300)]
+            case 2:
+                damaged[place:place] = damaged[place : place + rng.randint(1, 300)]
+            case 3:
+                damaged[place] = rng.choice(b'0123456789.-\n"{}[],')
+    (tmp_path / "events.jsonl").write_bytes(damaged)
+    with suppress(NewerSchema):  # a changed digit can make the version a newer one
+        read_in_every_way(tmp_path)
+
+
+def test_the_end_of_a_log_may_be_anywhere(content: bytes, tmp_path: Path) -> None:
+    whole = list(replay_of(content, tmp_path))
+    ends = [place + 1 for place, byte in enumerate(content) if byte == ord("\n")]
+    rng = random.Random(0)
+    for cut in sorted(rng.sample(range(len(content)), 60)):
+        kept = list(replay_of(content[:cut], tmp_path))
+        assert kept == whole[: sum(end <= cut for end in ends)]
+        assert check_run(tmp_path).num_malformed == 0
+
+
+def replay_of(content: bytes, folder: Path) -> list[object]:
+    (folder / "events.jsonl").write_bytes(content)
+    return list(replay(folder))
+
+
+def test_an_alarm_of_another_build_is_shown_in_the_words_of_its_log(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.emit(T.ROUND_COMPLETED, round_completed(), round=0)
+    strange = anomaly(kind="moon_phase", metric="moon_phase:op", detail="the tide is high")
+    log.emit(T.ANOMALY_DETECTED, strange, Severity.CRITICAL, round=0)
+    log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.CRITICAL, round=0)
+    known, unknown, _ = verdict(fold_all(replay(tmp_path)), None, WALL).findings
+    assert known.why.startswith("clip_share")
+    assert unknown.now == "the tide is high"
+    assert "does not know the alarm" in unknown.next
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_runs_whose_figures_are_not_finite_have_screens_and_reports(value: float, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
+    from esper.karn.report import make_report
+
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    for number in range(3):
+        write_round(log, number)
+        where = {"round": number, "episode": number, "env": 0, "epoch": 0}
+        log.emit(T.EPOCH_COMPLETED, epoch_completed(val_loss=value, val_accuracy_pct=value), **where)
+        bad = round_completed(accuracy_mean_pct=value, return_mean=value, return_std=value, params_ratio_mean=value)
+        log.emit(T.ROUND_COMPLETED, bad, round=number)
+        grad = ppo_update().grad
+        log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(lr=value, target_kl=value, grad=grad), round=number)
+    read_in_every_way(tmp_path)
+    assert "<html" in make_report(tmp_path, WALL)
+
+
+def test_a_sequence_number_beyond_reason_is_a_gap_and_no_crash(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.seq = 2**63 + 5
+    log.emit(T.RUN_STARTED, started())
+    found = check_run(tmp_path)
+    assert found.num_missing_seq == 2**63 + 4
+    assert not found.complete
+    assert all(isinstance(item, LoggedEvent) for item in replay(tmp_path))

@@ -1,0 +1,173 @@
+"""What `esper verify` accepts and refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.karn.integrity import check_run
+from tests.karn.logs import RUN_ID, LogWriter, T, ended, events_dropped, started, write_round
+
+
+def write_manifest(folder: Path) -> None:
+    """The manifest as the writer of real logs leaves it, written here by hand."""
+    segments = []
+    for path in sorted((folder / "segments").glob("*.jsonl")):
+        content = path.read_bytes()
+        lines = content.splitlines(keepends=True)
+        whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        segments.append(
+            {
+                "name": path.name,
+                "attempt": whole[0]["attempt"],
+                "first_seq": whole[0]["seq"],
+                "last_seq": whole[-1]["seq"],
+                "num_lines": len(whole),
+                "num_bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+                "torn_tail_bytes": 0 if lines[-1].endswith(b"\n") else len(lines[-1]),
+            }
+        )
+    manifest = {"v": 1, "run": RUN_ID, "group": "main", "attempts": [], "segments": segments}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A sound run of two attempts: the first died in the middle of a line, the second went on from a checkpoint."""
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    write_round(log, 0)
+    log.rotate(0)
+    resume_at = log.seq
+    write_round(log, 1)
+    log.write(b'{"v":1,"ru')
+    log.rotate(1)
+    log = LogWriter(tmp_path, attempt=1, first_seq=resume_at)
+    log.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
+    write_round(log, 1)
+    log.emit(T.RUN_ENDED, ended())
+    write_manifest(tmp_path)
+    return tmp_path
+
+
+def test_a_sound_run_is_complete_torn_tail_and_second_attempt_included(run: Path) -> None:
+    found = check_run(run)
+    assert found.problems == ()
+    assert found.complete
+    assert found.torn_tail_bytes == 10
+    assert found.num_superseded > 0
+    assert (found.run, found.group, found.has_end, found.num_missing_seq) == (RUN_ID, "main", True, 0)
+    lines = sum(path.read_bytes().count(b"\n") for path in [*run.glob("segments/*"), run / "events.jsonl"])
+    assert found.num_lines == lines
+
+
+def flip_bit(run: Path) -> None:
+    path = run / "segments" / "a000-p0000.jsonl"
+    content = bytearray(path.read_bytes())
+    content[content.index(b"digits_mlp")] ^= 1
+    path.write_bytes(content)
+
+
+def cut_segment(run: Path) -> None:
+    path = run / "segments" / "a000-p0000.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def spoil_line(run: Path) -> None:
+    path = run / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"type": "ROUND_COMPLETED"', b'"type": "ROUND_COMPLETEX"'))
+
+
+def drop_line(run: Path) -> None:
+    path = run / "events.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3] + lines[5:]))
+
+
+def repeat_line(run: Path) -> None:
+    path = run / "events.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3] + lines[2:]))
+
+
+def drop_end(run: Path) -> None:
+    path = run / "events.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def stranger(run: Path) -> None:
+    path = run / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(RUN_ID.encode(), b"20260101-000000-ffffff"))
+
+
+BREAKS: list[tuple[Callable[[Path], object], str]] = [
+    (flip_bit, "a000-p0000.jsonl: sha256 mismatch"),
+    (cut_segment, "a000-p0000.jsonl has .* bytes, manifest.json says"),
+    (lambda run: (run / "segments" / "a000-p0001.jsonl").unlink(), "a000-p0001.jsonl is in manifest.json but not"),
+    (lambda run: (run / "manifest.json").unlink(), "manifest.json is missing; make it again with --rebuild"),
+    (lambda run: (run / "manifest.json").write_text("{"), r"manifest.json is damaged .*--rebuild"),
+    (spoil_line, r"events.jsonl at byte \d+: .*ROUND_COMPLETEX"),
+    (drop_line, r"seq \d+ to \d+ are missing, and EVENTS_DROPPED does not explain"),
+    (repeat_line, r"events.jsonl at byte \d+: seq \d+ comes twice or too late"),
+    (drop_end, "no end marker"),
+    (stranger, r"run 20260101-000000-ffffff of group main in the log of"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), BREAKS, ids=lambda part: part if isinstance(part, str) else "")
+def test_every_kind_of_damage_is_found_and_named(damage: Callable[[Path], object], message: str, run: Path) -> None:
+    damage(run)
+    found = check_run(run)
+    assert not found.complete
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError("; ".join(found.problems))
+
+
+def test_a_segment_that_the_manifest_does_not_know_is_a_problem(run: Path) -> None:
+    write_manifest(run)
+    (run / "segments" / "a000-p0001.jsonl").rename(run / "segments" / "a000-p0002.jsonl")
+    problems = "; ".join(check_run(run).problems)
+    assert "a000-p0001.jsonl is in manifest.json but not on disk" in problems
+    assert "a000-p0002.jsonl is not in manifest.json" in problems
+
+
+@pytest.mark.parametrize(("counts", "sound"), [({"ACTION_TAKEN": 2, "EPOCH_COMPLETED": 1}, True), ({"A": 2}, False)])
+def test_a_gap_is_sound_exactly_if_the_log_explains_it(counts: dict[str, int], sound: bool, tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.seq += 1
+    log.emit(T.RUN_STARTED, started())
+    log.seq += 2
+    log.emit(T.EVENTS_DROPPED, events_dropped(counts=counts, first_seq=1, last_seq=4))
+    log.emit(T.RUN_ENDED, ended())
+    write_manifest(tmp_path)
+    found = check_run(tmp_path)
+    assert found.num_missing_seq == 3
+    assert found.complete is sound, found.problems
+
+
+@given(lost=st.sets(st.integers(1, 60)), told=st.sets(st.integers(1, 60)))
+def test_any_gaps_are_sound_exactly_if_every_loss_is_told(
+    lost: set[int], told: set[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Losses are told one by one here, each as a range of its own."""
+    folder = tmp_path_factory.mktemp("gaps")
+    log = LogWriter(folder)
+    lines = [log.line(T.RUN_STARTED, started()) for _ in range(61)]
+    lines += [
+        log.line(T.EVENTS_DROPPED, events_dropped(counts={"ACTION_TAKEN": 1}, first_seq=seq, last_seq=seq))
+        for seq in sorted(told)
+    ]
+    lines.append(log.line(T.RUN_ENDED, ended()))
+    log.write(b"".join(line for seq, line in enumerate(lines) if seq not in lost))
+    write_manifest(folder)
+    found = check_run(folder)
+    assert found.complete is (lost == told), found.problems
+    assert (found.num_missing_seq, found.num_dropped) == (len(lost), len(told))

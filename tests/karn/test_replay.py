@@ -1,0 +1,171 @@
+"""Reading run directories: torn tails, damage, attempts, rotation, and logs that grow while they are read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+import esper.karn.replay as replay_module
+from esper.karn.fold import fold_all
+from esper.karn.replay import BadLine, Follower, LogItem, find_run, find_runs, replay
+from esper.karn.view import EMPTY
+from esper.leyline import LoggedEvent
+from tests.karn.logs import LogWriter, T, ended, started, write_round, write_run
+
+
+def places(items: list[LogItem]) -> list[tuple[int, int]]:
+    assert all(isinstance(item, LoggedEvent) for item in items)
+    return [(item.attempt, item.seq) for item in items if isinstance(item, LoggedEvent)]
+
+
+def test_segments_come_before_the_active_file_in_order_of_writing(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    for part in (0, 1, 2):
+        write_round(log, part)
+        log.rotate(part)
+    log.emit(T.RUN_ENDED, ended())
+    assert places(list(replay(tmp_path))) == [(0, seq) for seq in range(log.seq)]
+
+
+def test_what_follows_the_last_newline_is_no_event_and_no_damage(tmp_path: Path) -> None:
+    log = write_run(tmp_path, finish=False)
+    whole = list(replay(tmp_path))
+    line = log.line(T.RUN_ENDED, ended())
+    for cut in (1, 40, len(line) - 1):  # the last one is complete but for its newline
+        before = log.path.read_bytes()
+        log.write(line[:cut])
+        assert list(replay(tmp_path)) == whole
+        log.path.write_bytes(before)
+
+
+def test_damage_in_the_middle_is_named_by_file_and_byte(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    size = log.path.stat().st_size
+    log.write(b'{"v":1,"run"\n')
+    log.emit(T.RUN_ENDED, ended())
+    first, bad, last = replay(tmp_path)
+    assert isinstance(bad, BadLine)
+    assert (bad.file, bad.offset) == ("events.jsonl", size)
+    assert places([first, last]) == [(0, 0), (0, 1)]
+
+
+def resumed(folder: Path, *, starts: list[int], lengths: list[int]) -> list[tuple[int, int]]:
+    """A run with several attempts; returns what counts, found by asking for each number who wrote it last."""
+    owner: dict[int, int] = {}
+    for attempt, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        log = LogWriter(folder, attempt=attempt, first_seq=start)
+        owner = {seq: who for seq, who in owner.items() if seq < start}
+        for _ in range(length):
+            owner[log.emit(T.RUN_STARTED, started())] = attempt
+        if attempt < len(starts) - 1:
+            log.rotate()
+    return sorted((who, seq) for seq, who in owner.items())
+
+
+def test_what_a_later_attempt_wrote_again_counts_once(tmp_path: Path) -> None:
+    # The second attempt goes back to 4, the third further back to 2: of the second nothing is left.
+    wanted = resumed(tmp_path, starts=[0, 4, 2], lengths=[9, 3, 5])
+    assert wanted == [(0, 0), (0, 1), (2, 2), (2, 3), (2, 4), (2, 5), (2, 6)]
+    assert places(list(replay(tmp_path))) == wanted
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_attempts_of_any_kind_read_once(case: int, tmp_path: Path) -> None:
+    rng = random.Random(case)
+    starts, lengths = [0], [rng.randint(1, 12)]
+    for _ in range(rng.randint(0, 4)):
+        starts.append(rng.randint(0, starts[-1] + lengths[-1]))
+        lengths.append(rng.randint(1, 12))
+    wanted = resumed(tmp_path, starts=starts, lengths=lengths)
+    assert places(list(replay(tmp_path))) == wanted
+
+
+def test_a_follower_sees_each_event_once_however_the_bytes_arrive(tmp_path: Path) -> None:
+    source = write_run(tmp_path / "source", rounds=3)
+    rest = source.path.read_bytes()
+    target = LogWriter(tmp_path / "live")
+    follower, seen, part = Follower(tmp_path / "live"), [], 0
+    rng = random.Random(0)
+    while rest:
+        cut = rng.randint(1, 900)
+        target.write(rest[:cut])
+        rest = rest[cut:]
+        batch = follower.poll()
+        assert not batch.restarted
+        seen += batch.items
+        if target.path.read_bytes().endswith(b"\n"):
+            target.rotate(part)
+            part += 1
+    seen += follower.poll().items
+    assert seen == list(replay(tmp_path / "source"))
+    assert follower.poll().items == ()
+
+
+def test_a_follower_misses_nothing_written_just_before_a_rotation(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    follower = Follower(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    assert places(list(follower.poll().items)) == [(0, 0)]
+    log.emit(T.RUN_STARTED, started())
+    log.rotate()
+    log.emit(T.RUN_ENDED, ended())
+    assert places(list(follower.poll().items)) == [(0, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("read", [replay, lambda folder: Follower(folder).poll().items], ids=["replay", "follower"])
+def test_a_rotation_while_the_files_are_opened_hides_nothing_and_shows_nothing_twice(
+    read: Callable[[Path], Iterable[LogItem]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.rotate(0)
+    log.emit(T.RUN_STARTED, started())
+    list_segments = replay_module.segment_paths
+
+    def rotate_then_list(run_dir: Path) -> list[Path]:
+        log.rotate(1)
+        return list_segments(run_dir)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_module, "segment_paths", rotate_then_list)
+        assert places(list(read(tmp_path))) == [(0, 0), (0, 1)]
+    assert places(list(read(tmp_path))) == [(0, 0), (0, 1)]  # there is no active file now
+
+
+def test_a_follower_starts_afresh_when_a_new_attempt_takes_over(tmp_path: Path) -> None:
+    follower, view = Follower(tmp_path), EMPTY
+    first = LogWriter(tmp_path)
+    first.emit(T.RUN_STARTED, started())
+    for number in range(3):
+        write_round(first, number)
+        if number == 1:
+            resume_at = first.seq
+        view = fold_all(follower.poll().items, view)
+    first.rotate()
+    second = LogWriter(tmp_path, attempt=1, first_seq=resume_at)
+    second.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000002"))
+    write_round(second, 2)
+    batch = follower.poll()
+    assert batch.restarted
+    view = fold_all(batch.items, EMPTY)
+    assert view == fold_all(replay(tmp_path))
+    assert view.progress.rounds.num_seen == 3
+    assert view.log.num_missing == 0
+
+
+def test_paths_that_are_no_runs_are_refused_with_advice(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "one")
+    write_run(tmp_path / "runs" / "two")
+    assert find_run(tmp_path / "runs" / "one") == tmp_path / "runs" / "one"
+    assert [run.name for run in find_runs(tmp_path / "runs")] == ["one", "two"]
+    with pytest.raises(ValueError, match=r"no event log .*one.*two"):
+        find_run(tmp_path / "runs")
+    with pytest.raises(ValueError, match="not a folder"):
+        find_run(tmp_path / "nothing")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no runs in"):
+        find_runs(tmp_path / "empty")

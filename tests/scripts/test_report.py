@@ -1,0 +1,34 @@
+"""`esper report` as a user meets it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
+pytest.importorskip("jinja2", reason="reports need the extra `runs`")
+
+from tests.karn.logs import RUN_ID, write_run
+
+from esper.scripts.cli import main
+
+
+def test_the_report_lands_in_the_run_directory_or_where_it_is_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", rounds=2)
+    main(["report", str(tmp_path / "run")])
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert RUN_ID in page
+    assert "report.html" in capsys.readouterr().out
+    main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "mine.html")])
+    assert RUN_ID in (tmp_path / "mine.html").read_text(encoding="utf-8")
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", rounds=1)
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "no" / "mine.html")])
+    assert stopped.value.code == 2
+    assert "is not a folder" in capsys.readouterr().err

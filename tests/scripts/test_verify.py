@@ -1,0 +1,95 @@
+"""`esper verify` on runs that the real hub wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.karn.logs import PAYLOADS, T, ended, ids_of, started
+
+from esper.karn.fold import fold_all
+from esper.karn.replay import replay
+from esper.leyline import Severity, make_event
+from esper.nissa import TelemetryHub, begin_attempt
+from esper.scripts.cli import main
+
+
+def write_attempt(folder: Path, *, first_seq: int = 0, num_epochs: int = 20, finish: bool = True) -> None:
+    """One start of a run through the hub, with small files so that several are closed."""
+    manifest = begin_attempt(folder, first_seq=first_seq)
+    attempt = manifest.attempts[-1].attempt
+    with TelemetryHub(
+        folder,
+        run_id=manifest.run,
+        attempt=attempt,
+        first_seq=first_seq,
+        rotate_bytes=8_000,
+        flush_interval_s=0.01,
+        strict=True,
+    ) as hub:
+        hub.emit(make_event(T.RUN_STARTED, started()))
+        for epoch in range(num_epochs):
+            kind = T.EPOCH_COMPLETED
+            hub.emit(make_event(kind, PAYLOADS[kind](), **{**ids_of(kind), "epoch": epoch}))
+            if epoch % 5 == 0:
+                assert hub.flush(5.0)
+        if finish:
+            hub.emit(make_event(T.RUN_ENDED, ended(), Severity.INFO))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_attempt(tmp_path, finish=False)
+    write_attempt(tmp_path, first_seq=11)
+    return tmp_path
+
+
+def verify(*args: str) -> object:
+    """The exit code."""
+    try:
+        main(["verify", *args])
+    except SystemExit as stopped:
+        return stopped.code
+    return 0
+
+
+def test_a_run_of_two_attempts_written_by_the_hub_is_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list((run / "segments").glob("*.jsonl"))) >= 3
+    assert verify(str(run)) == 0
+    out = capsys.readouterr().out
+    assert "sound" in out
+    assert "10 of them written again by a later attempt" in out
+    view = fold_all(replay(run))
+    assert (view.log.num_missing, view.log.num_bad, view.log.attempt) == (0, 0, 1)
+    assert view.progress.ended is not None
+
+
+def test_one_flipped_bit_in_a_closed_file_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    victim = sorted((run / "segments").glob("*.jsonl"))[0]
+    content = bytearray(victim.read_bytes())
+    content[content.index(b"digits_mlp")] ^= 1
+    victim.write_bytes(content)
+    assert verify(str(run)) == 1
+    out = capsys.readouterr().out
+    assert f"{victim.name}: sha256 mismatch" in out
+    assert "NOT SOUND" in out
+
+
+def test_a_lost_manifest_can_be_made_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "manifest.json").unlink()
+    assert verify(str(run)) == 1
+    assert "make it again with --rebuild" in capsys.readouterr().out
+    assert verify(str(run), "--rebuild") == 0
+    assert verify(str(run)) == 0
+
+
+def test_a_run_that_is_not_over_is_not_sound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_attempt(tmp_path, finish=False)
+    assert verify(str(tmp_path)) == 1
+    assert "no end marker" in capsys.readouterr().out
+
+
+def test_an_empty_run_cannot_be_rebuilt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "segments").mkdir()
+    assert verify(str(tmp_path), "--rebuild") == 2
+    assert "no readable event" in capsys.readouterr().err
