@@ -1,116 +1,109 @@
 """Learning gates read a log, pass on a sound one and name what is wrong with any other."""
 
 import json
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from esper.leyline import HEAD_NAMES
-from esper.scripts.evidence.gates import check_log
-from esper.scripts.evidence.training_log import TrainingLog, read_training_log
+from esper.leyline import HEAD_NAMES, CriticFit, EpisodeCompleted, PPOUpdateCompleted, TelemetryEventType
+from esper.scripts.evidence.gates import check_training
+from tests.karn.logs import RUN_ID, LogWriter, ended, episode_completed, head_update, ppo_update, started
 
-Event = dict[str, Any]
-
-
-def update(number: int) -> Event:
-    head = {"entropy_share": 0.6, "grad_norm": 0.1, "num_usable": 50, "kl": 0.01, "clip_share": 0.1, "grad_state": "ok"}
-    return {
-        "performed": True,
-        "joint": {"approx_kl": 0.01},
-        "critic": {"explained_variance": 0.5, "return_corr": 0.7},
-        "heads": {name: dict(head) for name in HEAD_NAMES},
-        "target_kl": 0.03,
-    }
+T = TelemetryEventType
+ROUNDS, ENVS = 10, 40
 
 
-def episode(number: int) -> Event:
-    return {"end": "completed", "return_raw": number / 100 + 0.1 * (number % 7)}
+class Story:
+    """A training run that learned, to be spoilt by a test before it is written."""
+
+    def __init__(self) -> None:
+        self.slot_ids: tuple[str, ...] = ("r0c0", "r0c1")
+        self.updates = [self._update() for _ in range(ROUNDS)]
+        self.episodes = [
+            episode_completed(end="completed", return_raw=n / 100 + 0.1 * (n % 7)) for n in range(ROUNDS * ENVS)
+        ]
+        self.lost_after: int | None = None
+        self.has_end = True
+
+    @staticmethod
+    def _update() -> PPOUpdateCompleted:
+        plain = ppo_update(heads={name: head_update() for name in HEAD_NAMES}, target_kl=0.03)
+        critic = CriticFit(explained_variance=0.5, value_nrmse=0.5, return_corr=0.7)
+        return replace(plain, critic=critic, joint=replace(plain.joint, approx_kl=0.01))
+
+    def change_head(self, rounds: range, head: str, **fields: object) -> None:
+        for number in rounds:
+            update = self.updates[number]
+            heads = {**update.heads, head: replace(update.heads[head], **fields)}  # type: ignore[arg-type]
+            self.updates[number] = replace(update, heads=heads)
+
+    def change_episode(self, number: int, **fields: object) -> None:
+        self.episodes[number] = replace(self.episodes[number], **fields)  # type: ignore[arg-type]
+
+    def write(self, folder: Path) -> None:
+        log = LogWriter(folder)
+        log.emit(T.RUN_STARTED, started(slot_ids=self.slot_ids))
+        for number, update in enumerate(self.updates):
+            for env in range(ENVS):
+                episode: EpisodeCompleted = self.episodes[ENVS * number + env]
+                log.emit(T.EPISODE_COMPLETED, episode, round=number, episode=number, env=env, epoch=9)
+            log.emit(T.PPO_UPDATE_COMPLETED, update, round=number)
+            log.seq += number == self.lost_after
+        if self.has_end:
+            log.emit(T.RUN_ENDED, ended())
+        manifest = {"v": 1, "run": RUN_ID, "group": "main", "attempts": [], "segments": []}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
-def sound_log() -> list[Event]:
-    """Ten rounds of forty episodes and an update."""
-    events: list[tuple[str, Event]] = [("RUN_STARTED", {"slot_ids": ["r0c0", "r0c1"]})]
-    for number in range(10):
-        events += [("EPISODE_COMPLETED", episode(40 * number + k)) for k in range(40)]
-        events.append(("PPO_UPDATE_COMPLETED", update(number)))
-    return [{"attempt": 0, "seq": seq, "type": kind, "data": data} for seq, (kind, data) in enumerate(events)]
+def failed(story: Story, folder: Path) -> list[str]:
+    story.write(folder)
+    return [check.name for check in check_training(folder) if check.passed is not True]
 
 
-def failed(events: list[Event]) -> list[str]:
-    kept = {event["seq"] for event in events}
-    log = TrainingLog(events=tuple(events), num_missing=max(kept) + 1 - len(kept))
-    return [check.name for check in check_log(log) if check.passed is not True]
+def test_a_sound_log_passes_every_gate(tmp_path: Path) -> None:
+    assert failed(Story(), tmp_path) == []
 
 
-def updates(events: list[Event]) -> list[Event]:
-    return [event["data"] for event in events if event["type"] == "PPO_UPDATE_COMPLETED"]
+def _no_rise(story: Story) -> None:
+    for number in range(ROUNDS * ENVS):
+        story.change_episode(number, return_raw=0.1 * (number % 7))
 
 
-def episodes(events: list[Event]) -> list[Event]:
-    return [event["data"] for event in events if event["type"] == "EPISODE_COMPLETED"]
+def _blind_critic(story: Story) -> None:
+    for number in (8, 9):
+        update = story.updates[number]
+        story.updates[number] = replace(update, critic=replace(update.critic, explained_variance=0.1))
 
 
-def test_a_sound_log_passes_every_gate() -> None:
-    assert failed(sound_log()) == []
+def _unrelated_critic(story: Story) -> None:
+    critic = CriticFit(explained_variance=None, value_nrmse=1.0, return_corr=0.2)
+    story.updates = [replace(update, critic=critic) for update in story.updates]
 
 
-def _no_rise(events: list[Event]) -> None:
-    for number, data in enumerate(episodes(events)):
-        data["return_raw"] = 0.1 * (number % 7)
+def _kl(story: Story, value: float) -> None:
+    for number in range(3):
+        update = story.updates[number]
+        story.updates[number] = replace(update, joint=replace(update.joint, approx_kl=value))
 
 
-def _blind_critic(events: list[Event]) -> None:
-    for data in updates(events)[-2:]:
-        data["critic"]["explained_variance"] = 0.1
+def _rollbacks(story: Story) -> None:
+    for number in range(9):
+        story.change_episode(number, end="rolled_back")
 
 
-def _unrelated_critic(events: list[Event]) -> None:
-    for data in updates(events):
-        data["critic"] = {"explained_variance": None, "return_corr": 0.2}
+def _skipped(story: Story) -> None:
+    story.updates[0] = replace(story.updates[0], performed=False)
 
 
-def _dead_head(events: list[Event]) -> None:
-    for data in updates(events)[:2]:
-        data["heads"]["blend"]["grad_norm"] = 0.0
+def _lost_event(story: Story) -> None:
+    story.lost_after = 4
 
 
-def _nan_head(events: list[Event]) -> None:
-    for data in updates(events)[:2]:
-        data["heads"]["slot"]["grad_norm"] = None
-
-
-def _unused_head(events: list[Event]) -> None:
-    for data in updates(events):
-        data["heads"]["blueprint"].update(num_usable=0, entropy_share=None)
-
-
-def _collapsed_head(events: list[Event]) -> None:
-    updates(events)[3]["heads"]["op"]["entropy_share"] = 0.04
-
-
-def _standing_still(events: list[Event]) -> None:
-    for data in updates(events)[:3]:
-        data["joint"]["approx_kl"] = 1e-5
-
-
-def _leaping(events: list[Event]) -> None:
-    for data in updates(events)[:3]:
-        data["joint"]["approx_kl"] = 0.091
-
-
-def _rollbacks(events: list[Event]) -> None:
-    for data in episodes(events)[:9]:
-        data["end"] = "rolled_back"
-
-
-def _skipped(events: list[Event]) -> None:
-    updates(events)[0]["performed"] = False
-
-
-def _gap(events: list[Event]) -> None:
-    del events[5]
+def _no_end(story: Story) -> None:
+    story.has_end = False
 
 
 @pytest.mark.parametrize(
@@ -119,68 +112,56 @@ def _gap(events: list[Event]) -> None:
         (_no_rise, ["return of the last tenth above the first"]),
         (_blind_critic, ["explained variance, median of the last fifth"]),
         (_unrelated_critic, ["correlation of values and returns"]),
-        (_dead_head, ["gradient of head blend"]),
-        (_nan_head, ["gradient of head slot"]),
-        (_unused_head, ["gradient of head blueprint", "entropy of head blueprint, lowest of the first half"]),
-        (_collapsed_head, ["entropy of head op, lowest of the first half"]),
-        (_standing_still, ["approximate KL"]),
-        (_leaping, ["approximate KL"]),
+        (lambda story: story.change_head(range(2), "blend", grad_norm=0.0), ["gradient of head blend"]),
+        (lambda story: story.change_head(range(2), "slot", grad_norm=math.nan), ["gradient of head slot"]),
+        (
+            lambda story: story.change_head(range(10), "blueprint", num_usable=0, entropy_share=None),
+            ["gradient of head blueprint", "entropy of head blueprint, lowest of the first half"],
+        ),
+        (
+            lambda story: story.change_head(range(3, 4), "op", entropy_share=0.04),
+            ["entropy of head op, lowest of the first half"],
+        ),
+        (lambda story: _kl(story, 1e-5), ["approximate KL"]),
+        (lambda story: _kl(story, 0.091), ["approximate KL"]),
+        (lambda story: _kl(story, math.nan), ["approximate KL"]),
         (_rollbacks, ["rollbacks per 100 episodes"]),
         (_skipped, ["skipped updates"]),
-        (_gap, ["events missing in the log"]),
+        (_lost_event, ["event log"]),
+        (_no_end, ["event log"]),
     ],
 )
-def test_one_thing_wrong_fails_one_gate(breaks: Callable[[list[Event]], None], names: list[str]) -> None:
-    events = sound_log()
-    breaks(events)
-    assert failed(events) == names
+def test_one_thing_wrong_fails_one_gate(breaks: Callable[[Story], None], names: list[str], tmp_path: Path) -> None:
+    story = Story()
+    breaks(story)
+    assert failed(story, tmp_path) == names
 
 
-def test_with_one_slot_there_is_no_slot_to_choose() -> None:
-    events = sound_log()
-    for data in updates(events):
-        data["heads"]["slot"].update(num_usable=0, entropy_share=None)
-    assert failed(events) == ["gradient of head slot", "entropy of head slot, lowest of the first half"]
-    events[0]["data"]["slot_ids"] = ["r0c0"]
-    assert failed(events) == []
+def test_a_collapse_late_in_training_is_no_lack_of_exploration(tmp_path: Path) -> None:
+    story = Story()
+    story.change_head(range(5, 10), "op", entropy_share=0.01)
+    assert failed(story, tmp_path) == []
 
 
-def test_too_short_a_run_is_not_checked_rather_than_passed() -> None:
-    events = [event for event in sound_log() if event["seq"] < 42]
-    checks = check_log(TrainingLog(events=tuple(events), num_missing=0))
-    assert checks[0].passed is None
-    (empty,) = check_log(TrainingLog(events=(), num_missing=0))
-    assert empty.passed is None
+def test_with_one_slot_there_is_no_slot_to_choose(tmp_path: Path) -> None:
+    story = Story()
+    story.change_head(range(10), "slot", num_usable=0, entropy_share=None)
+    assert failed(story, tmp_path / "two") == [
+        "gradient of head slot",
+        "entropy of head slot, lowest of the first half",
+    ]
+    story.slot_ids = ("r0c0",)
+    assert failed(story, tmp_path / "one") == []
 
 
-def lines(events: list[Event]) -> str:
-    return "".join(json.dumps(event) + "\n" for event in events)
-
-
-def test_a_log_is_read_from_all_its_segments(tmp_path: Path) -> None:
-    events = sound_log()
-    (tmp_path / "segments").mkdir()
-    (tmp_path / "segments" / "a000-p0000.jsonl").write_text(lines(events[:100]))
-    (tmp_path / "events.jsonl").write_text(lines(events[100:]) + '{"torn')
-    log = read_training_log(tmp_path)
-    assert isinstance(log, TrainingLog)
-    assert list(log.events) == events
-    assert log.num_missing == 0
-
-
-def test_what_a_later_attempt_took_back_does_not_count(tmp_path: Path) -> None:
-    first = [{"attempt": 0, "seq": seq, "type": "T", "data": {"from": 0}} for seq in range(10)]
-    second = [{"attempt": 1, "seq": seq, "type": "T", "data": {"from": 1}} for seq in range(4, 8)]
-    (tmp_path / "events.jsonl").write_text(lines([*first, *second]))
-    log = read_training_log(tmp_path)
-    assert isinstance(log, TrainingLog)
-    assert [event["data"]["from"] for event in log.events] == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
-def test_a_log_that_cannot_be_read_says_why(tmp_path: Path) -> None:
-    assert read_training_log(tmp_path) == "no log"
-    (tmp_path / "events.jsonl").write_text("{}\nnot json\n{}\n")
-    assert read_training_log(tmp_path) == "events.jsonl is damaged"
-    (tmp_path / "segments").mkdir()
-    (tmp_path / "segments" / "a000-p0000.parquet").write_bytes(b"")
-    assert read_training_log(tmp_path) == "a000-p0000.parquet is not a plain segment"
+def test_what_is_not_there_is_not_checked_rather_than_passed(tmp_path: Path) -> None:
+    (check,) = check_training(tmp_path)
+    assert (check.passed, check.found) == (None, "no log")
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    (check,) = check_training(tmp_path)
+    assert (check.passed, check.found) == (None, "0 episodes and 0 updates in the log")
+    log.emit(T.EPISODE_COMPLETED, episode_completed(), round=0, episode=0, env=0, epoch=9)
+    log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(), round=0)
+    first = check_training(tmp_path)[0]
+    assert (first.passed, first.found) == (None, "1 episodes, 100 needed")
