@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import IntEnum
+from functools import cache
 
 from esper.leyline.record import record
 
@@ -47,6 +48,7 @@ HEAD_NAMES: tuple[str, ...] = tuple(head.name for head in HEADS)
 SAMPLING_ORDER: tuple[str, ...] = tuple(h.name for h in sorted(HEADS, key=lambda head: head.sampling_position))
 
 
+@cache
 def heads_used_by(op: LifecycleOp) -> tuple[str, ...]:
     """Names of the heads whose choice matters for this op, in storage order."""
     return tuple(head.name for head in HEADS if op in head.ops)

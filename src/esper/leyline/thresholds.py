@@ -169,7 +169,7 @@ _ROWS: tuple[Threshold, ...] = (
     _row(
         "return_corr", "correlation", (-1.0, 1.0), "below", (0.3, 0.0), "the critic is unrelated to returns", warmup=20
     ),
-    _row("grad_norm_over_clip", _X, _POSITIVE, "above", (10, 100), "clipping hides an explosion", warmup=0),
+    _row("grad_norm_over_clip", _X, _POSITIVE, "above", (10, 100), "clipping hides an explosion"),
     _row(
         "grad_drift",
         "abs ln",

@@ -24,6 +24,7 @@ from esper.leyline import (
 from esper.scripts.bench_coalitions import bench_coalitions_command
 from esper.scripts.bench_engine import bench_engine_command
 from esper.scripts.bench_ppo import bench_ppo_command
+from esper.scripts.bench_telemetry import bench_telemetry_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.export import export_command
 from esper.scripts.grow import grow_command
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,
     "coalitions": bench_coalitions_command,
     "ppo": bench_ppo_command,
+    "telemetry": bench_telemetry_command,
 }
 
 # What a person can mend gets one line and no traceback. The first row that fits decides.

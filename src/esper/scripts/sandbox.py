@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import tyro
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from esper.leyline import record
-from esper.scripts.sandboxes import SANDBOXES, Sandbox
+from esper.scripts.sandboxes import ABLATIONS, SANDBOXES, Sandbox
 
 
 @record
@@ -34,6 +35,10 @@ def sandbox_command(
         tuple[str, ...],
         tyro.conf.arg(help="Sandboxes to run: decoy, coin, inert, cue, cue_blind, constant, parasite, recover."),
     ] = (),
+    ablate: Annotated[
+        str | None,
+        tyro.conf.arg(help="Take one ingredient from the agent: uniform_prior, one_step or magnified."),
+    ] = None,
 ) -> None:
     """Train the agent in small simulated worlds whose best policy is known.
 
@@ -42,7 +47,7 @@ def sandbox_command(
     """
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
-    chosen = _choose(only)
+    chosen = [_ablated(sandbox, ablate) for sandbox in _choose(only)]
     console = Console()
     results: dict[str, list[SandboxResult]] = {sandbox.name: [] for sandbox in chosen}
     with _progress(console) as progress:
@@ -64,6 +69,14 @@ def _choose(only: Sequence[str]) -> tuple[Sandbox, ...]:
         if name not in known:
             raise ValueError(f"unknown sandbox {name!r}. Known: {', '.join(known)}")
     return tuple(sandbox for sandbox in SANDBOXES if not only or sandbox.name in only)
+
+
+def _ablated(sandbox: Sandbox, name: str | None) -> Sandbox:
+    if name is None:
+        return sandbox
+    if name not in ABLATIONS:
+        raise ValueError(f"unknown ablation {name!r}. Known: {', '.join(ABLATIONS)}")
+    return replace(sandbox, config=ABLATIONS[name](sandbox.config))
 
 
 def _run(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> SandboxResult:

@@ -5,11 +5,12 @@ Each world makes one way of failing visible. The table runs nothing and imports 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from esper.leyline import (
     DEFAULT_LIFECYCLE,
+    OPS,
     ActionMasks,
     ActionOutcome,
     ActionSpec,
@@ -252,6 +253,15 @@ EAGER = PPOConfig(learning_rate=1e-3, epsilon=0.15, epsilon_op=0.03)
 """For a short life: a higher learning rate and more exploration than a run on hosts has."""
 
 
+ABLATIONS: Mapping[str, Callable[[PPOConfig], PPOConfig]] = {
+    "uniform_prior": lambda config: replace(config, op_prior=(0.0,) * len(OPS)),
+    "one_step": lambda config: replace(config, epochs=1, minibatches=1),
+    "magnified": lambda config: replace(config, advantage_std_floor=1e-3),
+}
+"""Ingredients to take away: the sensible prior; all but one optimiser step per round, in which every ratio is 1; the
+rule that small advantages stay small."""
+
+
 def _config(world: SimulationSpec, rounds: int) -> PPOConfig:
     return replace(EAGER, schedule_steps=rounds * NUM_ENVS * world.horizon)
 
@@ -265,7 +275,8 @@ _CUE = Sandbox(
     measured="return",
     measure=mean_return,
     share=0.95,
-    config=_config(CUE_WORLD, 170),
+    # Half the usual pull: what a memory is good for shows only once most seeds are planted in time and kept.
+    config=replace(_config(CUE_WORLD, 170), entropy_coef=0.05),
     rounds=170,
 )
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from esper.leyline import HEAD_NAMES
 from esper.simic.agent.advantages import Advantages, compute_advantages
 from esper.simic.agent.experience import price
 from tests.simic.agent.rounds import play_round, small_agent, small_world
@@ -127,6 +128,23 @@ def test_a_rollback_is_charged_to_the_step_that_caused_it() -> None:
     assert rollout.valid_TN[: crash + 1].all()
     assert not rollout.valid_TN[crash + 1 :].any()
     rollout.values_TN.zero_()
-    only_that_step = price(rollout, gamma=GAMMA, lam=0.0)
+    only_that_step = price(rollout, gamma=GAMMA, lam=0.0, std_floor=1.0)
     assert torch.equal(only_that_step.raw_advantages_TN, expected)
     assert not only_that_step.usable_TNH[crash + 1 :].any()
+
+
+@pytest.mark.parametrize(("size", "std_floor"), [(1.0, 1e-3), (1.0, 50.0), (1e-3, 1.0)])
+def test_each_head_is_centred_and_shrunk_but_never_magnified_beyond_the_floor(size: float, std_floor: float) -> None:
+    spec = small_world()
+    learner = play_round(
+        small_agent(spec), spec, reward=lambda before, outcome, after: size * (outcome.op + 10.0 * after.num_live)
+    )
+    assert learner.buffer is not None
+    experience = price(learner.buffer.rollout(), gamma=GAMMA, lam=0.9, std_floor=std_floor)
+    for head in range(len(HEAD_NAMES)):
+        usable_TN = experience.usable_TNH[..., head]
+        raw, scaled = experience.raw_advantages_TN[usable_TN], experience.advantages_TNH[..., head][usable_TN]
+        spread = raw.std(unbiased=False)
+        assert float(spread) > 0.0
+        assert torch.allclose(scaled, (raw - raw.mean()) / spread.clamp(min=std_floor), atol=1e-4)
+        assert not experience.advantages_TNH[..., head][~usable_TN].any()

@@ -119,7 +119,7 @@ def test_returns_of_ended_and_cut_episodes_by_hand(truncates: bool) -> None:
     assert rollout.rewards_TN[:, 0].tolist() == [1, 2, 3, 0, 1, 2]
     beyond = rollout.bootstraps_TN[5, 0]
     after = rollout.values_TN[3, 0] if truncates else torch.tensor(0.0)
-    returns = price(rollout, gamma=0.5, lam=1.0).returns_TN[:, 0]
+    returns = price(rollout, gamma=0.5, lam=1.0, std_floor=1.0).returns_TN[:, 0]
     expected = torch.stack(
         [
             1 + 0.5 * 2 + 0.25 * 3 + 0.125 * after,

@@ -105,6 +105,20 @@ def test_entropy_is_a_share_and_the_prior_gap_a_distance_from_habit() -> None:
     assert float(away.prior_gaps_BH) > 0.1
 
 
+def test_the_prior_pulls_as_hard_on_a_choice_that_is_all_but_lost() -> None:
+    """Its gradient in the logits is policy - prior; that of the entropy is nothing there."""
+    masks = OneHead(torch.tensor([[True, True, True, False]]))
+    pulls = []
+    for prior in ((0.0, 0.0, 0.0, 0.0), None):
+        logits = torch.tensor([[0.0, 0.0, -40.0, 0.0]], requires_grad=True)
+        choice = choose(lambda h, a, at=logits: at, masks, Exploration(epsilons=(0.0,), priors=(prior,)))
+        choice.prior_gaps_BH.sum().backward()  # type: ignore[no-untyped-call]
+        assert logits.grad is not None
+        pulls.append(logits.grad[0] * math.log(3))
+    assert pulls[0].tolist() == pytest.approx([0.5 - 1 / 3, 0.5 - 1 / 3, -1 / 3, 0.0], abs=1e-6)
+    assert abs(float(pulls[1][2])) < 1e-12
+
+
 def test_a_head_without_legal_choice_is_refused_by_name_of_row() -> None:
     with pytest.raises(ValueError, match="head 0 of row 0 has no legal choice"):
         choose_one([0.0, 0.0], [False, False], 0.1, uniforms_BH=torch.tensor([[0.5]]))

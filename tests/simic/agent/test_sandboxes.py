@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
 from esper.leyline import EpisodeSeed
 from esper.scripts import sandbox as command
@@ -21,10 +24,15 @@ from esper.scripts.sandbox_loop import (
     train,
     unseen,
 )
-from esper.scripts.sandboxes import NUM_ENVS, SANDBOXES, Sandbox, grow_one
+from esper.scripts.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, grow_one
+from esper.simic.agent import sampling
+from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 
 BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
+
+
+ABLATIONS_THAT_FAIL = [("uniform_prior", "decoy"), ("one_step", "decoy"), ("magnified", "recover")]
 
 
 def shortened(name: str, rounds: int) -> Sandbox:
@@ -95,3 +103,70 @@ def test_the_command_tells_what_was_reached_and_fails_if_that_is_too_little(
         main(["sandbox", "--only", "decoi"])
     assert stopped.value.code == 2
     assert "unknown sandbox 'decoi'. Known: decoy, cue_blind" in capsys.readouterr().err
+
+
+def test_the_command_takes_an_ingredient_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[PPOConfig] = []
+
+    def note(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> command.SandboxResult:
+        ran.append(sandbox.config)
+        return command.SandboxResult(run_seed=0, optimum=1.0, random=0.0, reached=1.0, passed=True, cpu_s=0.0)
+
+    monkeypatch.setattr(command, "_run", note)
+    for name in ABLATIONS:
+        main(["sandbox", "--seeds", "1", "--only", "decoy", "--ablate", name])
+    main(["sandbox", "--seeds", "1", "--only", "decoy"])
+    assert len(set(ran)) == len(ABLATIONS) + 1
+    assert ran[-1] == BY_NAME["decoy"].config
+    with pytest.raises(SystemExit) as stopped:
+        main(["sandbox", "--ablate", "prior"])
+    assert stopped.value.code == 2
+    assert "unknown ablation 'prior'. Known: uniform_prior" in capsys.readouterr().err
+
+
+# ---- minutes of training
+
+
+def trained(sandbox: Sandbox, run_seed: int) -> tuple[float, bool]:
+    """What an agent reaches, and whether that is enough."""
+    optimum = sandbox.measure(oracle_play(sandbox, unseen(run_seed)))
+    reached = sandbox.measure(train(sandbox, run_seed=run_seed))
+    assert reached is not None
+    return reached, sandbox.passes(reached, optimum)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_five_of_five_agents_pass(name: str) -> None:
+    results = [trained(BY_NAME[name], run_seed) for run_seed in range(5)]
+    assert all(passed for _, passed in results), results
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("ablation", "name"), ABLATIONS_THAT_FAIL)
+def test_without_an_ingredient_a_sandbox_fails(ablation: str, name: str) -> None:
+    sandbox = replace(BY_NAME[name], config=ABLATIONS[ablation](BY_NAME[name].config))
+    results = [trained(sandbox, run_seed) for run_seed in range(2)]
+    assert not all(passed for _, passed in results), results
+
+
+def floored(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> sampling._Distribution:
+    """Explores by a least probability for every legal choice. Below it there is no gradient of any kind."""
+    num_legal_B = legal_BC.sum(dim=-1)
+    floor_B1 = (epsilon / num_legal_B)[:, None]
+    policy_BC = torch.softmax(logits_BC.masked_fill(~legal_BC, sampling.MASKED_LOGIT), dim=-1)
+    held_BC = torch.where(legal_BC, policy_BC.clamp(min=floor_B1), 1e-30)
+    log_held_BC = torch.log(held_BC / held_BC.sum(dim=-1, keepdim=True))
+    return sampling._Distribution(legal_BC, num_legal_B, log_held_BC, log_held_BC)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_with_hard_floors_a_habit_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_mix", floored)
+    results = [trained(BY_NAME["recover"], run_seed) for run_seed in range(2)]
+    assert not all(passed for _, passed in results), results

@@ -34,7 +34,7 @@ def test_the_ratio_is_one_at_first_and_moves_after() -> None:
     spec = small_world()
     agent = small_agent(spec, learning_rate=1e-3)
     rollout = lived_buffer(agent, spec, envs=8).rollout()
-    experience = price(rollout, gamma=0.99, lam=0.95)
+    experience = price(rollout, gamma=0.99, lam=0.95, std_floor=1.0)
     log_ratio = []
     for envs in env_minibatches(8, 4, torch.Generator().manual_seed(0)):
         losses = compute_losses(agent.network, experience, envs, agent._settings())
@@ -159,8 +159,8 @@ def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> Decisi
 
 def _head_norms(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> list[float]:
     """Gradient of each head's own weights if everything in the round had turned out well."""
-    experience = price(buffer.rollout(), gamma=0.99, lam=0.95)
-    experience = replace(experience, advantages_TN=torch.ones_like(experience.advantages_TN))
+    experience = price(buffer.rollout(), gamma=0.99, lam=0.95, std_floor=1.0)
+    experience = replace(experience, advantages_TNH=torch.ones_like(experience.advantages_TNH))
     agent.optimizer.zero_grad()
     compute_losses(agent.network, experience, torch.arange(8), agent._settings()).policy.backward()  # type: ignore[no-untyped-call]
     grads = [[p.grad for p in own if p.grad is not None] for own in agent.network.head_parameters()]

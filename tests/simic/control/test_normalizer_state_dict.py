@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.simic.control.normalization import REWARD_LIMIT, RewardNormalizer, RunningMeanStd
+from esper.simic.control.normalization import MIN_REWARD_SCALE, REWARD_LIMIT, RewardNormalizer, RunningMeanStd
 
 rewards_lists = st.lists(st.floats(-50, 50, allow_nan=False), min_size=1, max_size=40)
 
@@ -136,11 +136,14 @@ def test_nothing_is_subtracted() -> None:
     assert normalizer.normalize_only(-3.0) == -normalizer.normalize_only(3.0)
 
 
-def test_rewards_too_small_to_measure_are_left_alone() -> None:
+def test_small_rewards_are_not_magnified_beyond_the_least_scale() -> None:
     normalizer = RewardNormalizer()
     assert normalizer.normalize_only(0.5) == 0.5
-    normalizer.update([1e-9, -1e-9, 0.0])
-    assert normalizer.normalize_only(0.5) == 0.5
+    for size in (0.0, 1e-9, 0.01):
+        normalizer.update([size, -size])
+        assert normalizer.normalize_only(0.5) == 0.5 / MIN_REWARD_SCALE
+    normalizer.update([100.0])
+    assert normalizer.normalize_only(0.5) < 0.5
 
 
 def test_limited_rewards_are_counted() -> None:

@@ -11,14 +11,13 @@ from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel, TrendDetec
 from esper.leyline.rundir import EVENTS_FILE, METRICS_DIR
 from esper.nissa import NULL_HUB, TelemetryHub
 from esper.simic.telemetry.opening import open_hub
-from esper.simic.telemetry.telemetry_config import TelemetryConfig, debug_reads, enabled
+from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 
 
 def test_each_level_tells_at_least_what_the_one_below_does() -> None:
     sizes = [len(enabled(level)) for level in TelemetryLevel]
     assert sizes == [0, 18, 22, 22]
     assert enabled(TelemetryLevel.MINIMAL) < enabled(TelemetryLevel.NORMAL) == frozenset(EVENTS)
-    assert [bool(debug_reads(level)) for level in TelemetryLevel] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,6 @@ def test_each_level_tells_at_least_what_the_one_below_does() -> None:
         ("level", 7, "level must be one of OFF, MINIMAL, NORMAL, DEBUG, got 7"),
         ("exporters", ("grafana",), "unknown exporter 'grafana'. Known: tensorboard, wandb, trackio"),
         ("exporters", ("wandb", "wandb"), "exporters must differ"),
-        ("console", "curses", "unknown console 'curses'. Known: auto, rich, plain, off"),
     ],
 )
 def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:

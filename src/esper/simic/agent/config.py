@@ -22,6 +22,9 @@ class PPOConfig:
     """Discount. Must be the reward's own: shaping terms cancel only under the same discount."""
     lam: float = 0.95
     """Trace decay of the advantage estimate."""
+    advantage_std_floor: float = 1.0
+    """In scaled reward: advantages that spread less are not magnified, so that where little is at stake the pull
+    towards the prior wins and trying things goes on."""
     epochs: int = 4
     """Passes over a round."""
     minibatches: int = 4
@@ -33,7 +36,7 @@ class PPOConfig:
     learning_rate_final_share: float = 0.1
     """Share of the learning rate left at the end of the schedule."""
     entropy_coef: float = 0.1
-    """Weight of the pull towards the prior, at the start."""
+    """Weight of the pull of the op towards its prior and of the other heads towards uniform choice, at the start."""
     entropy_coef_final: float = 0.01
     epsilon_op: float = 0.01
     """Share of uniform choices mixed into the op head; annealed to 0 over the last half."""
@@ -53,6 +56,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         _above_zero_to_one("gamma", self.gamma)
         _zero_to_one("lam", self.lam)
+        _positive("advantage_std_floor", self.advantage_std_floor)
         _at_least_one("epochs", self.epochs)
         _at_least_one("minibatches", self.minibatches)
         _above_zero_to_one("clip_ratio", self.clip_ratio)

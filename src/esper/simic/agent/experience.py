@@ -15,8 +15,6 @@ from esper.simic.agent.policy import SequenceInputs
 
 InputsT = TypeVar("InputsT", bound=SequenceInputs)
 
-ADVANTAGE_STD_FLOOR = 1e-3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout(Generic[InputsT]):
@@ -47,8 +45,8 @@ class Experience(Generic[InputsT]):
     valid_TN: Tensor
     returns_TN: Tensor
     raw_advantages_TN: Tensor
-    advantages_TN: Tensor
-    """Normalised over the rows on which anything was decided."""
+    advantages_TNH: Tensor
+    """For each head centred, and shrunk to a spread of 1, over the rows on which it had a choice."""
 
     @property
     def decided_TN(self) -> Tensor:
@@ -56,8 +54,8 @@ class Experience(Generic[InputsT]):
         return self.usable_TNH.any(dim=-1)
 
 
-def price(rollout: Rollout[InputsT], *, gamma: float, lam: float) -> Experience[InputsT]:
-    """Computes returns and advantages of a rollout."""
+def price(rollout: Rollout[InputsT], *, gamma: float, lam: float, std_floor: float) -> Experience[InputsT]:
+    """Computes returns and advantages of a rollout; those that spread less than `std_floor` are not magnified."""
     estimate = compute_advantages(
         rewards_TN=rollout.rewards_TN,
         values_TN=rollout.values_TN,
@@ -77,14 +75,14 @@ def price(rollout: Rollout[InputsT], *, gamma: float, lam: float) -> Experience[
         valid_TN=rollout.valid_TN,
         returns_TN=estimate.returns_TN,
         raw_advantages_TN=estimate.advantages_TN,
-        advantages_TN=_normalize(estimate.advantages_TN, usable_TNH.any(dim=-1)),
+        advantages_TNH=_normalize(estimate.advantages_TN, usable_TNH, std_floor),
     )
 
 
-def _normalize(advantages_TN: Tensor, decided_TN: Tensor) -> Tensor:
-    """Forced rows teach the policy nothing, so they do not set its scale either."""
-    decided = advantages_TN[decided_TN]
-    if decided.numel() == 0:
-        return torch.zeros_like(advantages_TN)
-    std = decided.std(unbiased=False).clamp(min=ADVANTAGE_STD_FLOOR)
-    return (advantages_TN - decided.mean()) / std
+def _normalize(advantages_TN: Tensor, usable_TNH: Tensor, std_floor: float) -> Tensor:
+    """Each head by itself: what the op was worth would only be noise to a head that chooses after it."""
+    rows_H = usable_TNH.sum(dim=(0, 1)).clamp(min=1)
+    mean_H = torch.where(usable_TNH, advantages_TN[..., None], 0.0).sum(dim=(0, 1)) / rows_H
+    centred_TNH = torch.where(usable_TNH, advantages_TN[..., None] - mean_H, 0.0)
+    std_H = (centred_TNH.square().sum(dim=(0, 1)) / rows_H).sqrt()
+    return centred_TNH / std_H.clamp(min=std_floor)

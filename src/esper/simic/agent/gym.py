@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GymConfig", "RecurrentPPO", "call_action_masks"]
 
+# Rewards of any env come in units of their own, so next to nothing may be the whole signal.
+ADVANTAGE_STD_FLOOR = 1e-3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymConfig:
@@ -123,7 +126,7 @@ class RecurrentPPO:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.config.learning_rate * (1.0 - 0.9 * self.env_steps / self.config.total_steps)
             rollout = self.collect()
-            experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam)
+            experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam, std_floor=ADVANTAGE_STD_FLOOR)
             self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
             result = run_epochs(self.network, self.optimizer, experience, self._settings(), self._generator("ppo"))
             # Only now: acting and learning of one round see the same scale.

@@ -65,8 +65,8 @@ def compute_losses(
     log_ratio_BH = torch.where(usable_BH, choice.log_probs_BH - old_BH, 0.0)
 
     weights_BH = _head_weights(experience.usable_TNH, usable_BH, len(envs))
-    advantages_B = experience.advantages_TN[:, envs].flatten()
-    policy_loss = -(weights_BH * _clipped_surrogate(log_ratio_BH, advantages_B, settings.clip_ratio)).sum()
+    advantages_BH = experience.advantages_TNH[:, envs].flatten(0, 1)
+    policy_loss = -(weights_BH * _clipped_surrogate(log_ratio_BH, advantages_BH, settings.clip_ratio)).sum()
     entropy_loss = (weights_BH * choice.prior_gaps_BH).sum()
     value_loss = _value_loss(policy, experience, envs, forward.values_B)
     return Losses(
@@ -96,10 +96,10 @@ def _head_weights(round_usable_TNH: Tensor, usable_BH: Tensor, num_envs: int) ->
     return usable_BH / (rows_H.clamp(min=1.0) * in_use)
 
 
-def _clipped_surrogate(log_ratio_BH: Tensor, advantages_B: Tensor, clip_ratio: float) -> Tensor:
+def _clipped_surrogate(log_ratio_BH: Tensor, advantages_BH: Tensor, clip_ratio: float) -> Tensor:
     ratio_BH = log_ratio_BH.exp()
     clipped_BH = ratio_BH.clamp(1.0 - clip_ratio, 1.0 + clip_ratio)
-    return torch.minimum(ratio_BH * advantages_B[:, None], clipped_BH * advantages_B[:, None])
+    return torch.minimum(ratio_BH * advantages_BH, clipped_BH * advantages_BH)
 
 
 def _value_loss(

@@ -124,7 +124,8 @@ class PPOAgent:
         settings, learning_rate = self._settings(), self.config.learning_rate_at(self.env_steps)
         if not bool(rollout.valid_TN.any()):
             return skipped_metrics("no valid step", settings, learning_rate)
-        experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam)
+        config = self.config
+        experience = price(rollout, gamma=config.gamma, lam=config.lam, std_floor=config.advantage_std_floor)
         experience = replace(experience, inputs=self._remember(experience.inputs))
         if not bool(torch.isfinite(experience.returns_TN).all()):
             return skipped_metrics("a return is not finite", settings, learning_rate)

@@ -46,7 +46,7 @@ class Exploration:
     epsilons: tuple[float, ...]
     """Per head: weight of the uniform distribution over legal choices. Greedy choices ignore it."""
     priors: tuple[tuple[float, ...] | None, ...]
-    """Per head: logits of the habit that the entropy bonus pulls towards; None for uniform."""
+    """Per head: logits of the habit it is pulled towards; None for a head that is pulled by its entropy alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,8 @@ class Choice:
     entropies_BH: Tensor
     """Entropy of the policy as a share of its maximum, ln(legal choices)."""
     prior_gaps_BH: Tensor
-    """KL from the prior over legal choices, on the same scale: 1 - entropy share for a uniform prior."""
+    """How far the policy is from where it is pulled, on the same scale: KL to it from the prior over legal choices, or
+    1 - entropy share for a head without a prior."""
     num_legal_BH: Tensor
 
     @property
@@ -160,7 +161,9 @@ def _describe(distribution: _Distribution, actions_B: Tensor, prior: tuple[float
     if prior is not None:
         logits_BC = torch.tensor(prior, device=policy_BC.device).expand_as(policy_BC)
         log_prior_BC = torch.log_softmax(logits_BC.masked_fill(~distribution.legal_BC, MASKED_LOGIT), dim=-1)
-        prior_gap_B = (policy_BC * (log_policy_BC - log_prior_BC)).sum(dim=-1) / scale_B
+        # The gradient in the logits is policy - prior, which is there even at probability 0. That of the entropy, of
+        # the KL the other way round and of the reward vanish with the probability: a lost habit would stay lost.
+        prior_gap_B = (log_prior_BC.exp() * (log_prior_BC - log_policy_BC)).sum(dim=-1) / scale_B
     zero = torch.zeros((), device=log_prob_B.device)
     return _HeadChoice(
         torch.where(has_choice_B, log_prob_B, zero),

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 VARIANCE_FLOOR = 1e-6
 OBSERVATION_LIMIT = 10.0
 REWARD_LIMIT = 10.0
-# Below this typical size rewards are left as they are: dividing by less would turn rounding into a signal.
-MIN_REWARD_SCALE = 1e-3
+# Rewards are made so that a host's whole span is worth 1. Where they are typically smaller than this, little is at
+# stake; dividing by less would make rent look like ruin, and a habit of avoiding it could not be left again.
+MIN_REWARD_SCALE = 0.2
 
 
 class RunningMeanStd(nn.Module):
@@ -88,11 +89,10 @@ class RewardNormalizer:
 
     @property
     def scale(self) -> float:
-        """Root mean square of the samples; 1.0 while there is nothing to measure."""
+        """Root mean square of the samples, or the least scale; 1.0 while there is nothing to measure."""
         if self.count == 0:
             return 1.0
-        rms = math.sqrt(self.m2 / self.count + self.mean * self.mean)
-        return rms if rms >= MIN_REWARD_SCALE else 1.0
+        return max(MIN_REWARD_SCALE, math.sqrt(self.m2 / self.count + self.mean * self.mean))
 
     def normalize_only(self, reward: float) -> float:
         """The reward in units of the present scale, limited to ten of them."""

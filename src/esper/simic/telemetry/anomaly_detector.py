@@ -56,6 +56,7 @@ class _Alarm:
     value: float = 0.0
 
 
+_RANK = {kind: position for position, kind in enumerate(THRESHOLDS)}
 _POLICY = -1
 """Stands for the policy where alarms are kept by env."""
 
@@ -181,8 +182,7 @@ def _subject(metric: str) -> str:
 
 
 def _in_table_order(readings: Readings) -> Iterator[tuple[Threshold, str]]:
-    rank = {kind: position for position, kind in enumerate(THRESHOLDS)}
-    for metric in sorted(readings, key=lambda name: (rank[_kind(name)], name)):
+    for metric in sorted(readings, key=lambda name: (_RANK[_kind(name)], name)):
         yield THRESHOLDS[_kind(metric)], metric
 
 

@@ -7,19 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import THRESHOLDS, AnomalyDebug, LayerGradientStats, NumericalStability
-from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
+from esper.leyline import LayerGradientStats, NumericalStability
 
 __all__ = [
     "LayerGradientStats",
     "check_numerical_stability",
     "collect_per_layer_gradients",
-    "make_debug_bundle",
 ]
 
 LARGE = 10.0
 """Gradient elements beyond this size count as large."""
-MAX_RATIOS = 100
 
 
 def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
@@ -46,21 +43,6 @@ def check_numerical_stability(model: nn.Module) -> NumericalStability:
         max_abs_gradient=max(measured, default=None),
         nonfinite_tensors=tuple(name for (name, _), row in zip(named, rows, strict=True) if row[0] or row[2]),
     )
-
-
-def make_debug_bundle(model: nn.Module, ratios: Sequence[float] = ()) -> AnomalyDebug:
-    """What goes with an alarm: layers in one line, stability, and the probability ratios that are out of range."""
-    out = [ratio for ratio in ratios if _out_of_range(ratio)]
-    return AnomalyDebug(
-        layers=aggregate_layer_gradient_health(collect_per_layer_gradients(model)),
-        stability=check_numerical_stability(model),
-        ratios=tuple(out[:MAX_RATIOS]),
-        num_ratios_out_of_range=len(out),
-    )
-
-
-def _out_of_range(ratio: float) -> bool:
-    return any(THRESHOLDS[row].severity_of(ratio) is not None for row in ("ratio_min", "ratio_max"))
 
 
 def _column(gradient: Tensor) -> Tensor:

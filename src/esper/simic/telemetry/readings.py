@@ -41,7 +41,7 @@ def update_readings(inputs: UpdateInputs) -> Readings:
     """The readings of an update that need no history."""
     metrics = inputs.metrics
     grad, lstm, seen = metrics["gradient_stats"], metrics["lstm"], metrics["observations"]
-    norm, kl, target = grad["norm_max"], metrics["approx_kl"], metrics["target_kl"]
+    norm, kl, target = grad["norm_mean"], metrics["approx_kl"], metrics["target_kl"]
     found: dict[str, float | None] = {
         "num_nonfinite": num_nonfinite(metrics),
         "kl_over_target": None if kl is None or target <= 0 else kl / target,

@@ -10,27 +10,17 @@ from typing import Literal, get_args
 
 from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel
 
-__all__ = ["DEBUG_READS", "Console", "DebugRead", "Exporter", "TelemetryConfig", "TelemetryLevel", "enabled"]
+__all__ = ["Exporter", "TelemetryConfig", "TelemetryLevel", "enabled"]
 
 Exporter = Literal["tensorboard", "wandb", "trackio"]
-Console = Literal["auto", "rich", "plain", "off"]
-DebugRead = Literal["layers", "probs", "gates", "anomalies"]
-"""Extra reads at level DEBUG: gradients per layer, all probabilities of a head, every gate evaluation, and a closer
-look at anomalies."""
-
-DEBUG_READS: frozenset[DebugRead] = frozenset(get_args(DebugRead))
+_ENABLED: dict[TelemetryLevel, frozenset[TelemetryEventType]] = {
+    level: frozenset(kind for kind, spec in EVENTS.items() if spec.level <= level) for level in TelemetryLevel
+}
 
 
 def enabled(level: TelemetryLevel) -> frozenset[TelemetryEventType]:
     """The types of events that a level tells."""
-    if level is TelemetryLevel.OFF:
-        return frozenset()
-    return frozenset(kind for kind, spec in EVENTS.items() if spec.level <= level)
-
-
-def debug_reads(level: TelemetryLevel) -> frozenset[DebugRead]:
-    """The extra reads of a level."""
-    return DEBUG_READS if level is TelemetryLevel.DEBUG else frozenset()
+    return _ENABLED[level]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +43,6 @@ class TelemetryConfig:
     """How long that is."""
     exporters: tuple[Exporter, ...] = ()
     """Listeners beside the log."""
-    console: Console = "auto"
-    """What the terminal shows; auto is rich on a terminal and plain elsewhere."""
     strict: bool = False
     """Raise on events that break the catalogue instead of counting them."""
     require_complete: bool = False
@@ -75,8 +63,6 @@ class TelemetryConfig:
                 raise ValueError(f"unknown exporter {name!r}. Known: {', '.join(get_args(Exporter))}")
         if len(set(self.exporters)) != len(self.exporters):
             raise ValueError(f"exporters must differ, got {', '.join(self.exporters)}")
-        if self.console not in get_args(Console):
-            raise ValueError(f"unknown console {self.console!r}. Known: {', '.join(get_args(Console))}")
 
 
 def _check(name: str, value: float, low: float, high: float) -> None:

@@ -73,6 +73,7 @@ RANGES: Mapping[str, Range] = {
     "workers": _COUNT,
     "gamma": _FRACTION,
     "calibration_runs": Range(text="0 (none) or at least 5", low=0, high=math.inf, low_open=False),
+    "advantage_std_floor": _POSITIVE,
     "lam": _SHARE,
     "ppo_epochs": _COUNT,
     "minibatches": _COUNT,
@@ -123,6 +124,7 @@ class TrainingConfig:
 
     lr: float = _option("policy", "Adam's step size at the start", 3e-4)
     lr_final_share: float = _option("policy", "share of it left at the end", 0.1)
+    advantage_std_floor: float = _option("policy", "spread below which advantages are not magnified, in rewards", 1.0)
     lam: float = _option("policy", "trace decay of the advantage estimate", 0.95)
     ppo_epochs: int = _option("policy", "passes over a round", 4)
     minibatches: int = _option("policy", "groups of whole env sequences per pass", 4)
@@ -180,6 +182,7 @@ class TrainingConfig:
         """What the agent is told, for a known episode length and discount."""
         return PPOConfig(
             gamma=gamma,
+            advantage_std_floor=self.advantage_std_floor,
             lam=self.lam,
             epochs=self.ppo_epochs,
             minibatches=self.minibatches,

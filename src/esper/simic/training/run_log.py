@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -68,6 +67,17 @@ class PolicyReads(Protocol):
         """What goes with an alarm."""
 
 
+def shaping_share(episodes: Sequence[EpisodeStats]) -> float | None:
+    """How much of what was paid speaks of anything but the outcome; None where nothing was paid.
+
+    Terms count with what is left of them over a whole episode: an advance that is settled later shapes nothing.
+    """
+    sizes = [(name, abs(amount)) for episode in episodes for name, amount in episode.components_sum.items()]
+    everything = sum(size for _, size in sizes)
+    shaping = sum(size for name, size in sizes if name not in PRIMARY_TERMS)
+    return shaping / everything if everything > 0.0 else None
+
+
 class RunLog:
     """Tells one run's steps and rounds to a hub, at the level in force, and watches for alarms.
 
@@ -87,7 +97,6 @@ class RunLog:
         self._escalation = EscalationState.of(config, task.horizon)
         self._gates = GateWatch()
         self._choices = ChoiceCounter(layout)
-        self._abs_terms: Counter[str] = Counter()
         self._rolling: list[float] = []
         self._num_rollbacks = 0
         self._round_idx = 0
@@ -96,7 +105,6 @@ class RunLog:
         """New episodes: counts start again."""
         self._round_idx = round_idx
         self._choices.begin()
-        self._abs_terms.clear()
 
     def step(self, facts: StepFacts) -> None:
         """All envs finished a step; each is told whole before the next. Envs that sat it out are not told."""
@@ -109,8 +117,6 @@ class RunLog:
         spec, outcome = facts.specs[env], facts.after.outcomes[env]
         ctx = EnvContext(round=self._round_idx, episode=before.episode, env=before.env_id, epoch=before.epochs_done)
         self._choices.add(facts.before.post_action_masks[env], spec, outcome)
-        for name, amount in account.components.amounts.items():
-            self._abs_terms[name] += abs(amount)  # type: ignore[assignment]
         level = level_at(self._escalation, ctx)
         wanted = enabled(level)
         for event in report.events:
@@ -156,7 +162,7 @@ class RunLog:
         if metrics is not None:
             debug = level_at(self._escalation, clock) is TelemetryLevel.DEBUG
             emit_ppo_update_event(self._hub, clock.round, metrics, reads.layers() if debug else None)
-            found = self._check_update(clock, summary, metrics)
+            found = self._check_update(clock, summary, metrics, episodes)
             emit_anomaly_diagnostics(self._hub, found, clock, reads.bundle() if debug and found.raised else None)
             handle_telemetry_escalation(found, self._escalation, clock)
         emit_action_distribution(self._hub, clock.round, self._choices.stats("op"))
@@ -166,15 +172,19 @@ class RunLog:
         emit_throughput(self._hub, clock.round, profile)
         emit_batch_completed(self._hub, summary)
 
-    def _check_update(self, clock: UpdateClock, summary: BatchSummary, metrics: PPOUpdateMetrics) -> AnomalyReport:
-        everything = sum(self._abs_terms.values())
-        shaping = sum(amount for name, amount in self._abs_terms.items() if name not in PRIMARY_TERMS)
+    def _check_update(
+        self,
+        clock: UpdateClock,
+        summary: BatchSummary,
+        metrics: PPOUpdateMetrics,
+        episodes: Sequence[EpisodeStats],
+    ) -> AnomalyReport:
         inputs = UpdateInputs(
             metrics=metrics,
             ops=self._choices.stats("op"),
             num_rollbacks_total=self._num_rollbacks,
             num_episodes_total=summary.num_episodes_total,
-            shaping_share=shaping / everything if everything > 0.0 else None,
+            shaping_share=shaping_share(episodes),
         )
         return self._detector.check_all(inputs, clock)
 

@@ -1,0 +1,109 @@
+"""`esper bench telemetry`: what the event log costs a run, by level."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from esper.simic.training.config import TrainingConfig
+
+LEVELS = ("minimal", "normal", "debug")
+BYTES_PER_STEP = {"minimal": 100, "normal": 2_500, "debug": 20_000}
+"""Volume that each level may have."""
+SHARE = 0.01
+"""Share of the time of a step that telling it may cost."""
+
+
+def bench_telemetry_command(
+    task: Annotated[str, tyro.conf.arg(help="Hosts that are trained meanwhile.")] = "digits_mlp",
+    rounds: Annotated[int, tyro.conf.arg(help="Rounds per level.")] = 3,
+    envs: Annotated[int, tyro.conf.arg(help="Hosts side by side.")] = 8,
+    epochs: Annotated[int, tyro.conf.arg(help="Epochs of an episode.")] = 20,
+    out: Annotated[Path | None, tyro.conf.arg(help="File for the figures as JSON.")] = None,
+) -> None:
+    """Measure what the event log costs a training run.
+
+    The same run is trained once per level, in this process, with one thread for the hosts. Counted is the CPU time of
+    the training thread inside telemetry and that of the log's own thread, per env step, against the CPU time of a
+    step; and the bytes that were written.
+    """
+    from esper.simic.training.config import TrainingConfig
+
+    config = TrainingConfig(
+        task=task,
+        rounds=rounds,
+        envs=envs,
+        episode_length=epochs,
+        minibatches=min(4, envs),
+        calibration_runs=0,
+        worker_kind="inline",
+    )
+    console, figures = Console(), {}
+    for level in LEVELS:
+        with console.status(f"{task} at level {level}"):
+            figures[level] = measure(config, level)
+    console.print(_table(task, figures))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        console.print(f"written: {out}", soft_wrap=True)
+
+
+def measure(config: TrainingConfig, level: str) -> dict[str, Any]:
+    """Trains once at a level; times in microseconds per env step."""
+    from esper.leyline import TelemetryLevel
+    from esper.nissa import TelemetryHub, begin_attempt
+    from esper.simic.telemetry.telemetry_config import TelemetryConfig
+    from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
+    from esper.simic.training.vectorized import AgentReads, open_trainer
+    from esper.simic.training.vectorized_trainer import NeverStop
+
+    with TemporaryDirectory(prefix="esper-") as folder:
+        begin_attempt(Path(folder), run_id="bench")
+        telemetry = TelemetryConfig(level=TelemetryLevel[level.upper()], escalate_on_anomaly=False)
+        with TelemetryHub(Path(folder), run_id="bench", attempt=0, first_seq=0) as hub:
+            recorder = RunRecorder(hub, telemetry, keeper=None, display=NoDisplay(), origin=Origin(), reads=AgentReads)
+            with open_trainer(config, recorder, NeverStop()) as trainer:
+                started = time.thread_time()
+                trainer.run()
+                run_s = time.thread_time() - started
+            hub.flush(30.0)
+            writer_ms, num_events = hub.health().writer_cpu_ms, hub.next_seq
+        size = sum(path.stat().st_size for path in Path(folder).rglob("*.jsonl"))
+    steps = trainer.num_env_steps
+    step_us = 1e6 * run_s / steps
+    telling_us, writer_us = 1e6 * recorder.telling_total_s / steps, 1e3 * writer_ms / steps
+    return {
+        "env_steps": steps,
+        "events_per_step": num_events / steps,
+        "bytes_per_step": size / steps,
+        "step_us": step_us,
+        "training_thread_us": telling_us,
+        "writer_thread_us": writer_us,
+        "share": (telling_us + writer_us) / step_us,
+    }
+
+
+def _table(task: str, figures: dict[str, Any]) -> Table:
+    table = Table(title=f"{task}: per env step, against {SHARE:.0%} of its time", title_justify="left")
+    for name in ("level", "events", "bytes (budget)", "step", "training thread", "log's thread", "share of the step"):
+        table.add_column(name, justify="left" if name == "level" else "right")
+    for level, row in figures.items():
+        table.add_row(
+            level,
+            f"{row['events_per_step']:.1f}",
+            f"{row['bytes_per_step']:,.0f} ({BYTES_PER_STEP[level]:,})",
+            f"{row['step_us'] / 1e3:.1f} ms",
+            f"{row['training_thread_us']:.0f} us",
+            f"{row['writer_thread_us']:.0f} us",
+            f"{row['share']:.2%}",
+        )
+    return table
