@@ -38,22 +38,6 @@ def test_grow_tells_what_grew_and_leaves_networks_that_load(tmp_path: Path) -> N
     assert [row["run"] for row in rows] == ["alone"] * 12 + ["grown"] * 12
 
 
-def test_evaluate_goes_on_where_it_stopped_and_refuses_to_mix(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "results"
-    main(["evaluate", "--task", "digits_limited", "--seeds", "1", "--out", str(out)])
-    first = (out / "results.csv").read_text()
-    main(["evaluate", "--task", "digits_limited", "--seeds", "2", "--out", str(out)])
-    assert (out / "results.csv").read_text().startswith(first)
-    assert len((out / "results.csv").read_text().splitlines()) == 5
-    assert "schedule - wait_only by seed" in (out / "report.md").read_text()
-    with pytest.raises(SystemExit) as stopped:
-        main(["evaluate", "--task", "digits_limited", "--blueprint", "mlp.lora", "--out", str(out)])
-    assert stopped.value.code == 2
-    assert "another --out" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -64,7 +48,7 @@ def test_evaluate_goes_on_where_it_stopped_and_refuses_to_mix(
         (["grow", "--controller", "heurstic"], "unknown controller 'heurstic'. Known: wait_only"),
         (["evaluate", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["evaluate", "--workers", "0"], "--workers must be at least 1, got 0"),
-        (["evaluate", "--arms", "weekly"], "unknown controller 'weekly'. Known: wait_only"),
+        (["evaluate", "--arms", "weekly"], "unknown arm 'weekly'. Known: wait_only"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_exit_code_2(

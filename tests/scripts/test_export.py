@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.karn.logs import LogWriter, T, started, write_round, write_run
 
 from esper.scripts.cli import main
+from tests.karn.logs import LogWriter, T, started, write_round, write_run
 
 
 def resumed_run(folder: Path) -> None:

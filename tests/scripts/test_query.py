@@ -12,9 +12,8 @@ import pytest
 
 pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 
-from tests.karn.logs import LogWriter, T, epoch_completed, write_run
-
 from esper.scripts.cli import main
+from tests.karn.logs import LogWriter, T, epoch_completed, write_run
 
 EPOCH = {"round": 0, "episode": 0, "env": 0, "epoch": 0}
 

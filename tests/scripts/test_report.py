@@ -9,9 +9,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
 pytest.importorskip("jinja2", reason="reports need the extra `runs`")
 
-from tests.karn.logs import RUN_ID, write_run
-
 from esper.scripts.cli import main
+from tests.karn.logs import RUN_ID, write_run
 
 
 def test_the_report_lands_in_the_run_directory_or_where_it_is_wanted(

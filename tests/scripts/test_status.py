@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.karn.logs import LogWriter, T, anomaly, checkpoint, ended, started, write_round, write_run
 
 from esper.leyline import Severity
 from esper.scripts.cli import main
+from tests.karn.logs import LogWriter, T, anomaly, checkpoint, ended, started, write_round, write_run
 
 
 def test_a_finished_run_is_told_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.karn.logs import PAYLOADS, T, ended, ids_of, started
 
 from esper.karn.fold import fold_all
 from esper.karn.replay import replay
 from esper.leyline import Severity, make_event
 from esper.nissa import TelemetryHub, begin_attempt
 from esper.scripts.cli import main
+from tests.karn.logs import PAYLOADS, T, ended, ids_of, started
 
 
 def write_attempt(folder: Path, *, first_seq: int = 0, num_epochs: int = 20, finish: bool = True) -> None:

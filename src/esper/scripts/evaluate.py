@@ -1,53 +1,32 @@
-"""`esper evaluate`: the same hosts under different controllers, paired by seed, on the test split.
+"""`esper evaluate`: the same hosts under different controllers, paired by run seed, on the test split.
 
 The only code that opens the test split.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import statistics
+import json
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from esper import __version__
-from esper.leyline import EpisodeSeed, SeedStage, record
+from esper.leyline import EpisodeSeed
 
 if TYPE_CHECKING:
-    from esper.runtime.datasets import Dataset, Split
-    from esper.runtime.tasks import TaskSpec
-    from esper.scripts.host_runs import HostRun, HostRunner
+    from esper.runtime.datasets import Split
+    from esper.scripts.evidence.manifest import Check, Manifest
+    from esper.scripts.evidence.plan import Evaluation, Request
+    from esper.scripts.evidence.publish import Published
+    from esper.scripts.evidence.results import RunResult
+    from esper.scripts.evidence.runs import Arena, Job
 
-BASELINE = "wait_only"
-# Run seeds of evaluations start here; training and tuning of controllers use lower ones.
-FIRST_SEED = 20_000
-
-
-@record
-class ArmResult:
-    """One run of one arm: the committed network after the last epoch, on the test split."""
-
-    setup: str
-    """Short hash of task, data, schedule and version: rows of different setups are never mixed."""
-    arm: str
-    run_seed: int
-    test_accuracy_pct: float
-    test_loss: float
-    params: int
-    planted: int
-    kept: int
-    rollbacks: int
-    wall_s: float
-    """Wall-clock of the run; hosts trained side by side in one worker share it."""
+EXIT_INVALID = 2
 
 
 def evaluate_command(
@@ -55,12 +34,21 @@ def evaluate_command(
     arms: Annotated[
         tuple[str, ...],
         tyro.conf.arg(
-            help="Controllers to compare with wait_only: schedule, periodic, plateau, fragrow, heuristic, random."
+            help="What to compare with wait_only: schedule, periodic, plateau, fragrow, heuristic, random, "
+            "static_final, static_wide, ppo_greedy, ppo_sampled, all, or a policy's folder. Default: fixed controllers."
         ),
-    ] = ("schedule",),
-    seeds: Annotated[int, tyro.conf.arg(help="Paired run seeds per arm.")] = 5,
+    ] = (),
+    seeds: Annotated[int, tyro.conf.arg(help="Paired run seeds per arm; a claim needs 20.")] = 5,
+    policy: Annotated[tuple[str, ...], tyro.conf.arg(help="Runs or checkpoints of trained policies.")] = (),
+    subject: Annotated[
+        str | None,
+        tyro.conf.arg(help="Arm whose growth is judged; default: ppo_greedy, or schedule if there is no policy."),
+    ] = None,
     blueprint: Annotated[
         str | None, tyro.conf.arg(help="Seed that the schedule plants; default: one that suits the host.")
+    ] = None,
+    epochs: Annotated[
+        int | None, tyro.conf.arg(help="Epochs of every run; default: those of the policy's training, or the task's.")
     ] = None,
     budget: Annotated[
         int | None, tyro.conf.arg(help="Most parameters a host and its seeds may have together, in every arm.")
@@ -68,6 +56,15 @@ def evaluate_command(
     workers: Annotated[int, tyro.conf.arg(help="Processes; the results do not depend on it.")] = 1,
     data_dir: Annotated[Path | None, tyro.conf.arg(help="Where the data lies, if not in a usual place.")] = None,
     out: Annotated[Path | None, tyro.conf.arg(help="Folder for results; default: runs/evaluate-TASK.")] = None,
+    tune: Annotated[
+        bool, tyro.conf.arg(help="Choose the parameters of fixed controllers on validation data, and stop there.")
+    ] = False,
+    tune_episodes: Annotated[int, tyro.conf.arg(help="Episodes that every tuned arm gets.")] = 64,
+    tuned: Annotated[Path | None, tyro.conf.arg(help="A tuned.json whose parameters fixed controllers use.")] = None,
+    from_: Annotated[
+        Path | None,
+        tyro.conf.arg(name="from", help="A results.csv: make its report and figures again, run nothing."),
+    ] = None,
 ) -> None:
     """Compare controllers on the same hosts, on the test split.
 
@@ -75,40 +72,171 @@ def evaluate_command(
     which leaves the host alone, is always among them. What counts is the committed network (host and kept seeds)
     after the last epoch, never the best epoch. Finished runs are written at once; a second start with the same --out
     goes on where the first one stopped.
+
+    Exit code 0 says that the evaluation is complete, whatever came out; 2 that it must not be used as evidence.
     """
-    from esper.runtime.tasks import get_task_spec, load_task_data
-    from esper.scripts.host_runs import HostRunner, with_overrides
+    console = Console()
+    if from_ is not None:
+        _show(console, _regenerate(from_, out), from_.parent if out is None else out)
+        return
+    from esper.scripts.evidence.plan import Request, prepare
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
-    names = (BASELINE, *(arm for arm in dict.fromkeys(arms) if arm != BASELINE))
-    spec = with_overrides(get_task_spec(task), epochs=None, budget=budget)
-    data = load_task_data(spec, data_dir)
-    folder = Path("runs") / f"evaluate-{spec.name}" if out is None else out
-    setup = _setup(spec, data, blueprint)
-    results = _read(folder / "results.csv", setup)
-    console = Console()
-    with HostRunner(spec, data, workers=workers) as runner:
-        for name in names:
-            runner.controller(name, blueprint)  # a wrong name or blueprint shows before anything runs
-        folder.mkdir(parents=True, exist_ok=True)
-        test = data.open_test()
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    request = Request(
+        task=task,
+        arms=arms,
+        num_seeds=seeds,
+        policies=policy,
+        subject=subject,
+        blueprint=blueprint,
+        epochs=epochs,
+        budget=budget,
+        tuned=tuned,
+        data_dir=data_dir,
+        folder=Path("runs") / f"evaluate-{task}" if out is None else out,
+    )
+    if tune:
+        _tune(console, request, tune_episodes, workers)
+    else:
+        _show(console, _evaluate(console, prepare(request), workers), request.folder)
+
+
+# ---- running
+
+
+def _evaluate(console: Console, evaluation: Evaluation, workers: int) -> Published:
+    from esper.scripts.evidence.manifest import write_manifest
+    from esper.scripts.evidence.plan import ended, jobs
+    from esper.scripts.evidence.publish import publish
+    from esper.scripts.evidence.runs import Arena
+
+    manifest = evaluation.manifest
+    arena = Arena(
+        evaluation.task,
+        evaluation.data,
+        evaluation.store,
+        setup=manifest.setup,
+        subject=manifest.subject,
+        policies=evaluation.policies,
+        settings=manifest.settings,
+        workers=workers,
+    )
+    with arena:
+        arena.check(evaluation.lineup.arms)
+        evaluation.folder.mkdir(parents=True, exist_ok=True)
+        write_manifest(evaluation.folder, manifest)
+        missing = list(jobs(evaluation, 2 * workers))
+        if missing or (_needs_controls(manifest) and not manifest.controls):
+            manifest = _run(console, evaluation, arena, missing)
+    write_manifest(evaluation.folder, ended(manifest))
+    return publish(evaluation.folder, evaluation.folder)
+
+
+def _run(console: Console, evaluation: Evaluation, arena: Arena, missing: Sequence[Job]) -> Manifest:
+    """Opens the test split and plays what is missing."""
+    from esper.scripts.evidence.manifest import note_test_access, write_manifest
+    from esper.scripts.evidence.plan import opened
+
+    digests = {policy_id: policy.digest() for policy_id, policy in evaluation.policies.items()}
+    facts = {
+        "task": evaluation.task.name,
+        "test_sha256": evaluation.data.test_sha256,
+        "code": evaluation.manifest.code,
+        "setup": evaluation.manifest.setup,
+        "policies": digests,
+        "run_seeds": [evaluation.manifest.run_seeds[0], evaluation.manifest.run_seeds[-1]],
+    }
+    manifest = opened(evaluation.manifest, note_test_access(facts))
+    test = evaluation.data.open_test()
+    write_manifest(evaluation.folder, manifest)
+    try:
         with _progress(console) as progress:
-            bar = progress.add_task(spec.name, total=len(names) * seeds)
-            for arm in names:
-                for chunk in _chunks(seeds, 2 * workers):
-                    progress.update(bar, description=arm)
-                    missing = [seed for seed in chunk if (arm, seed.run_seed) not in results]
-                    for result in _run(runner, spec, data, test, arm, missing, blueprint, setup):
-                        _append(folder / "results.csv", result)
-                        results[arm, result.run_seed] = result
-                        if not console.is_terminal:
-                            console.print(_line(result), highlight=False)
-                    progress.advance(bar, len(chunk))
-    rows = [results[arm, FIRST_SEED + number] for arm in names for number in range(seeds)]
-    console.print(_table(spec, names, rows))
-    (folder / "report.md").write_text(_report(spec, data, names, rows), encoding="utf-8")
-    console.print(f"Saved in {folder}: results.csv (one row per run), report.md", soft_wrap=True)
+            bar = progress.add_task("", total=sum(len(job.seeds) for job in missing))
+            for job in missing:
+                progress.update(bar, description=job.arm.name)
+                for done in arena.play(job, test):
+                    evaluation.store.add(done.result, done.topology, done.curve)
+                    progress.advance(bar)
+                    if not console.is_terminal:
+                        console.print(_line(done.result), highlight=False)
+            progress.update(bar, description="controls")
+            controls = tuple(_controls(evaluation, arena, test, digests))
+    except KeyboardInterrupt:
+        count = len(evaluation.store.results)
+        sys.stderr.write(f"esper: {count} finished runs are in {evaluation.folder}; the same command goes on there\n")
+        raise
+    return replace(manifest, controls=controls)
+
+
+def _needs_controls(manifest: Manifest) -> bool:
+    """True where there are enough runs for a claim."""
+    from esper.scripts.evidence.claims import MIN_SEEDS
+
+    return len(manifest.run_seeds) >= MIN_SEEDS
+
+
+def _controls(evaluation: Evaluation, arena: Arena, test: Split, digests: Mapping[str, str]) -> list[Check]:
+    """What must hold in every evaluation that is to prove something."""
+    from esper.scripts.evidence.arms import ARMS, BASELINE
+    from esper.scripts.evidence.controls import same_again, still_frozen, world_controls
+    from esper.scripts.evidence.runs import Job
+    from esper.scripts.evidence.summary import policy_ids
+
+    if not _needs_controls(evaluation.manifest):
+        return []
+    name = evaluation.lineup.subject if evaluation.lineup.subject in evaluation.lineup.names else BASELINE
+    policy_id = policy_ids(evaluation.manifest, name)[0]
+    seed = EpisodeSeed(env_id=0, episode=0, run_seed=evaluation.manifest.run_seeds[0])
+    (again,) = arena.play(Job(arm=ARMS[name], policy_id=policy_id, seeds=(seed,)), test)
+    checks = [same_again(evaluation.store.results[name, policy_id, seed.run_seed], again.result)]
+    if evaluation.policies:
+        checks += [still_frozen(digests, evaluation.policies), *world_controls()]
+    return checks
+
+
+# ---- other ways to use the command
+
+
+def _regenerate(results: Path, out: Path | None) -> Published:
+    from esper.scripts.evidence.publish import publish
+
+    if not results.is_file():
+        raise ValueError(f"--from wants a results.csv, got {results}")
+    return publish(results.parent, results.parent if out is None else out)
+
+
+def _tune(console: Console, request: Request, episodes: int, workers: int) -> None:
+    from esper.runtime.tasks import get_task_spec, load_task_data
+    from esper.scripts.evidence.arms import TUNABLE, line_up
+    from esper.scripts.evidence.tuning import tune, tuned_table
+    from esper.scripts.host_runs import with_overrides
+
+    spec = with_overrides(get_task_spec(request.task), epochs=request.epochs, budget=request.budget)
+    lineup = line_up(request.arms or TUNABLE, has_policy=False, subject=None, can_widen=False)
+    names = [name for name in lineup.names if name in TUNABLE]
+    if not names:
+        raise ValueError(f"nothing to tune among {', '.join(request.arms)}; these can be: {', '.join(TUNABLE)}")
+    data = load_task_data(spec, request.data_dir)
+    with _progress(console) as progress:
+        bar = progress.add_task("tuning", total=len(names) * episodes)
+
+        def tell(line: str, num_done: int) -> None:
+            progress.update(bar, advance=num_done, description=line.split(" ", 1)[0])
+            if not console.is_terminal:
+                console.print(line, highlight=False)
+
+        chosen = tune(spec, data, names, episodes=episodes, workers=workers, tell=tell)
+    request.folder.mkdir(parents=True, exist_ok=True)
+    path = request.folder / "tuned.json"
+    path.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+    console.print(tuned_table(chosen))
+    console.print(f"Saved; use it with --tuned {path}. The test split was not opened.", soft_wrap=True)
+
+
+# ---- what is shown
 
 
 def _progress(console: Console) -> Progress:
@@ -116,160 +244,25 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def _chunks(seeds: int, size: int) -> Iterator[list[EpisodeSeed]]:
-    """Seeds in groups that run side by side. A seed keeps its env id, so that its host is the same in every arm."""
-    every = [EpisodeSeed(env_id=n, episode=0, run_seed=FIRST_SEED + n) for n in range(seeds)]
-    for start in range(0, seeds, size):
-        yield every[start : start + size]
-
-
-def _setup(spec: TaskSpec, data: Dataset, blueprint: str | None) -> str:
-    facts = f"{spec} {data.sha256} {blueprint} {__version__}"
-    return hashlib.sha256(facts.encode()).hexdigest()[:12]
-
-
-def _run(
-    runner: HostRunner,
-    spec: TaskSpec,
-    data: Dataset,
-    test: Split,
-    arm: str,
-    seeds: Sequence[EpisodeSeed],
-    blueprint: str | None,
-    setup: str,
-) -> Iterator[ArmResult]:
-    from esper.scripts.host_runs import score_committed
-
-    if not seeds:
-        return
-    start = time.perf_counter()
-    runs = runner.run(runner.controller(arm, blueprint), seeds)
-    wall_s = time.perf_counter() - start
-    for run in runs:
-        loss, accuracy = score_committed(spec, data, run.model, test)
-        yield ArmResult(
-            setup=setup,
-            arm=arm,
-            run_seed=run.run_seed,
-            test_accuracy_pct=accuracy,
-            test_loss=loss,
-            params=run.reports[-1].committed_params,
-            planted=_planted(run),
-            kept=sum(slot.stage is SeedStage.FOSSILIZED for slot in run.reports[-1].slots),
-            rollbacks=sum(report.rollback_reason is not None for report in run.reports),
-            wall_s=wall_s,
-        )
-
-
-def _planted(run: HostRun) -> int:
-    from esper.leyline import TelemetryEventType
-
-    return sum(event.type is TelemetryEventType.SEED_GERMINATED for event in run.events)
-
-
-def _read(path: Path, setup: str) -> dict[tuple[str, int], ArmResult]:
-    if not path.exists():
-        return {}
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    fields: Mapping[str, str] = ArmResult.__annotations__
-    convert = {"str": str, "int": int, "float": float}
-    try:
-        found = [ArmResult(**{name: convert[kind](row[name]) for name, kind in fields.items()}) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a results file of this version ({error}); choose another --out") from error
-    if any(result.setup != setup for result in found):
-        raise ValueError(f"{path} holds results of another task, schedule or version; choose another --out")
-    return {(result.arm, result.run_seed): result for result in found}
-
-
-def _append(path: Path, result: ArmResult) -> None:
-    names = list(ArmResult.__annotations__)
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file)
-        if fresh:
-            writer.writerow(names)
-        writer.writerow([getattr(result, name) for name in names])
-
-
-def _line(result: ArmResult) -> str:
+def _line(result: RunResult) -> str:
+    failed = f", {result.status}" if result.failed else ""
     return (
         f"{result.arm} {result.run_seed}: {result.test_accuracy_pct:.2f} %, loss {result.test_loss:.4f}, "
-        f"{result.params:,} parameters"
+        f"{result.params:,} parameters{failed}"
     )
 
 
-# ---- tables
+def _show(console: Console, published: Published, folder: Path) -> None:
+    from esper.scripts.evidence.report import is_invalid, terminal_table, verdict_line
 
-HEADER = ("arm", "accuracy (%)", "loss (nats)", "parameters", "planted", "kept", "accuracy - wait", "loss - wait")
-
-
-def _spread(values: Sequence[float], digits: int, sign: str = "") -> str:
-    deviation = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):{sign}.{digits}f}{deviation}"
-
-
-def differences(rows: Sequence[ArmResult], arm: str, field: str) -> list[float]:
-    """How much an arm is above waiting, seed by seed."""
-    values = {(row.arm, row.run_seed): float(getattr(row, field)) for row in rows}
-    return [values[arm, seed] - value for (name, seed), value in values.items() if name == BASELINE]
-
-
-def _cells(names: Sequence[str], rows: Sequence[ArmResult]) -> Iterator[list[str]]:
-    for arm in names:
-        own = [row for row in rows if row.arm == arm]
-        gain, drop = (
-            ("", "")
-            if arm == BASELINE
-            else (
-                _spread(differences(rows, arm, "test_accuracy_pct"), 2, "+"),
-                _spread(differences(rows, arm, "test_loss"), 3, "+"),
-            )
-        )
-        yield [
-            arm,
-            _spread([row.test_accuracy_pct for row in own], 2),
-            _spread([row.test_loss for row in own], 3),
-            f"{statistics.fmean(row.params for row in own):,.0f}",
-            f"{statistics.fmean(row.planted for row in own):.1f}",
-            f"{statistics.fmean(row.kept for row in own):.1f}",
-            gain,
-            drop,
-        ]
-
-
-def _table(spec: TaskSpec, names: Sequence[str], rows: Sequence[ArmResult]) -> Table:
-    num = len(rows) // len(names)
-    title = f"{spec.name}: test split, {spec.horizon} epochs, {num} paired seeds, mean ± sd"
-    table = Table(title=title, title_justify="left")
-    shown = [position for position, name in enumerate(HEADER) if name not in ("planted", "loss - wait")]
-    for position in shown:
-        table.add_column(HEADER[position], justify="left" if position == 0 else "right")
-    for line in _cells(names, rows):
-        table.add_row(*(line[position] for position in shown))
-    return table
-
-
-def _report(spec: TaskSpec, data: Dataset, names: Sequence[str], rows: Sequence[ArmResult]) -> str:
-    seeds = [row.run_seed for row in rows if row.arm == BASELINE]
-    lines = [
-        f"# {spec.name}",
-        "",
-        f"Command: `esper {' '.join(sys.argv[1:])}`",
-        "",
-        f"{data.description}, sha256 {data.sha256[:16]}. Test split of {data.num_test} rows; committed network after "
-        f"epoch {spec.horizon}; run seeds {seeds[0]} to {seeds[-1]}; mean ± standard deviation over seeds.",
-        "",
-        "| " + " | ".join(HEADER) + " |",
-        "|---" + "|---:" * (len(HEADER) - 1) + "|",
-        *("| " + " | ".join(line) + " |" for line in _cells(names, rows)),
-        "",
-    ]
-    for arm in names[1:]:
-        gains = ", ".join(f"{value:+.2f}" for value in differences(rows, arm, "test_accuracy_pct"))
-        drops = ", ".join(f"{value:+.4f}" for value in differences(rows, arm, "test_loss"))
-        lines.append(f"{arm} - {BASELINE} by seed: accuracy in points {gains}; loss in nats {drops}.")
-    failed = sum(row.rollbacks for row in rows)
-    lines += ["", f"Rollbacks in all runs: {failed}.", ""]
-    return "\n".join(lines)
+    console.print(terminal_table(published.manifest, published.summary))
+    for verdict in published.verdicts:
+        console.print(verdict_line(verdict), soft_wrap=True, highlight=False)
+    openings = published.manifest.test_openings
+    times = "an unknown number of times" if openings is None else "once" if openings == 1 else f"{openings} times"
+    console.print(f"This test split has been opened {times} on this machine.", soft_wrap=True)
+    files = "results.csv (one row per run), report.md, summary.json"
+    figures = ", figures" if published.drawn else "; no figures: pip install 'esper[plots]'"
+    console.print(f"Saved in {folder}: {files}{figures}", soft_wrap=True)
+    if is_invalid(published.verdicts):
+        raise SystemExit(EXIT_INVALID)

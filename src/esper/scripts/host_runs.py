@@ -6,7 +6,9 @@ difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ from esper.leyline import (
 )
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, override
+from esper.scripts.evidence.starts import Start, StartedWorkerSpec, build_started_worker
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import run_episodes
@@ -36,6 +39,7 @@ from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.schedule import ScheduleEntry
 from esper.tamiyo.situation import Setting, life_epochs
 from esper.tolaria.batches import SharedBatchIterator
+from esper.tolaria.messages import PoolFailure
 from esper.tolaria.pool import EnginePool
 
 LIFE_EVENTS = frozenset(
@@ -61,6 +65,10 @@ class HostRun:
     model: MorphogeneticModel
     reports: tuple[EpochReport, ...]
     """One per epoch."""
+    num_ops: Mapping[LifecycleOp, int]
+    """Ops carried out, by kind."""
+    controller_s: float
+    """Seconds its controller took to decide; controllers that decide for several hosts at once share equally."""
 
     @property
     def events(self) -> tuple[TelemetryEvent, ...]:
@@ -75,9 +83,12 @@ class HostRunner:
         task: Host, optimizer, limits, epochs.
         data: Train and val are read; test is not.
         workers: Processes; 1 runs everything in this one. Results are the same bits.
+        starts: Networks to start with, by run seed; None starts every run with the task's bare host.
     """
 
-    def __init__(self, task: TaskSpec, data: Dataset, *, workers: int = 1) -> None:
+    def __init__(
+        self, task: TaskSpec, data: Dataset, *, workers: int = 1, starts: Mapping[int, Start] | None = None
+    ) -> None:
         if workers < 1:
             raise ValueError(f"--workers must be at least 1, got {workers}")
         self._task = task
@@ -85,9 +96,12 @@ class HostRunner:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="esper-")))
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
             kind = "process" if workers > 1 else "inline"
-            self._pool = stack.enter_context(
-                EnginePool(build_worker, spec, kind=kind, workers=workers, wanted=LIFE_EVENTS)
-            )
+            if starts is None:
+                pool = EnginePool(build_worker, spec, kind=kind, workers=workers, wanted=LIFE_EVENTS)
+            else:
+                started = StartedWorkerSpec(worker=spec, starts=starts)
+                pool = EnginePool(build_started_worker, started, kind=kind, workers=workers, wanted=LIFE_EVENTS)
+            self._pool = stack.enter_context(pool)
             self._stack = stack.pop_all()
 
     def __enter__(self) -> HostRunner:
@@ -103,26 +117,37 @@ class HostRunner:
         """The hosts' slots and blueprints."""
         return self._pool.layout
 
+    def setting(self, run_seed: int = 0) -> Setting:
+        """What a fixed controller is told."""
+        return Setting(layout=self.layout, lifecycle=self._task.lifecycle, run_seed=run_seed)
+
     def controller(self, name: str, blueprint: str | None = None) -> PolicyProtocol:
         """A fixed controller by name. `schedule` plays `default_schedule` with this blueprint."""
-        setting = Setting(layout=self.layout, lifecycle=self._task.lifecycle, run_seed=0)
         if name == "schedule":
-            entries = default_schedule(setting, self._task.horizon, blueprint)
-            return make_controller(name, setting, entries=entries)
-        return make_controller(name, setting)
+            entries = default_schedule(self.setting(), self._task.horizon, blueprint)
+            return make_controller(name, self.setting(), entries=entries)
+        return make_controller(name, self.setting())
 
     def run(
         self, controller: PolicyProtocol, seeds: Sequence[EpisodeSeed], on_epoch: OnEpoch = lambda state: None
     ) -> tuple[HostRun, ...]:
-        """Trains one host per seed for the task's epochs, side by side."""
+        """Trains one host per seed for the task's epochs, side by side.
+
+        Raises:
+            PoolFailure: A worker was lost and a host with it.
+        """
         watched = _Watched(controller, on_epoch)
         run_episodes(self._pool, watched, seeds, self._task.horizon)
+        if self._pool.lost_envs:
+            raise PoolFailure(f"hosts {sorted(self._pool.lost_envs)} were lost with their worker")
         snapshots = self._pool.snapshot()
         return tuple(
             HostRun(
                 run_seed=seed.run_seed,
                 model=model_of(snapshots[seed.env_id]),
                 reports=tuple(watched.reports[seed.env_id]),
+                num_ops=watched.num_ops[seed.env_id],
+                controller_s=watched.seconds / len(seeds),
             )
             for seed in seeds
         )
@@ -133,41 +158,106 @@ class _Watched:
 
     def __init__(self, inner: PolicyProtocol, on_epoch: OnEpoch) -> None:
         self.reports: dict[int, list[EpochReport]] = {}
+        self.num_ops: dict[int, Counter[LifecycleOp]] = {}
+        self.seconds = 0.0
         self._inner = inner
         self._on_epoch = on_epoch
 
     def begin(self, state: ActionExecutionResult) -> None:
         self.reports = {report.env_id: [] for report in state.reports}
+        self.num_ops = {report.env_id: Counter() for report in state.reports}
+        start = time.perf_counter()
         self._inner.begin(state)
+        self.seconds += time.perf_counter() - start
 
     def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
-        return self._inner.act(state)
+        start = time.perf_counter()
+        specs = self._inner.act(state)
+        self.seconds += time.perf_counter() - start
+        return specs
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        start = time.perf_counter()
         self._inner.store(before, after)
+        self.seconds += time.perf_counter() - start
         for report in after.reports:
             self.reports[report.env_id].append(report)
+        for outcome in after.outcomes:
+            self.num_ops[outcome.env_id][outcome.op] += outcome.applied
         self._on_epoch(after)
 
 
-def default_schedule(setting: Setting, horizon: int, blueprint: str | None = None) -> tuple[ScheduleEntry, ...]:
+class SideBySide:
+    """One controller per host, each seeing its own only: what it decides does not depend on who runs beside it.
+
+    A policy that decides for several hosts in one matrix product may round differently than for one alone.
+    """
+
+    def __init__(self, controllers: Mapping[int, PolicyProtocol]) -> None:
+        self._controllers = controllers
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Starts every controller with its own host."""
+        for env_id, own in _apart(state).items():
+            self._controllers[env_id].begin(own)
+
+    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
+        """Asks each for its own host."""
+        return [spec for env_id, own in _apart(state).items() for spec in self._controllers[env_id].act(own)]
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        """Tells each what became of its own host."""
+        later = _apart(after)
+        for env_id, own in _apart(before).items():
+            self._controllers[env_id].store(own, later[env_id])
+
+
+def _apart(state: ActionExecutionResult) -> dict[int, ActionExecutionResult]:
+    """The state of every env alone, by env id."""
+    return {
+        report.env_id: ActionExecutionResult(
+            outcomes=state.outcomes[position : position + 1],
+            reports=(report,),
+            post_action_signals=state.post_action_signals[position : position + 1],
+            post_action_slot_reports=state.post_action_slot_reports[position : position + 1],
+            post_action_masks=state.post_action_masks[position : position + 1],
+            truncated_bootstrap_targets={
+                env_id: target
+                for env_id, target in state.truncated_bootstrap_targets.items()
+                if env_id == report.env_id
+            },
+        )
+        for position, report in enumerate(state.reports)
+    }
+
+
+def default_schedule(
+    setting: Setting, horizon: int, blueprint: str | None = None, *, blend: str = DEFAULT_BLEND, gap: int = 1
+) -> tuple[ScheduleEntry, ...]:
     """One seed after the other in every slot where it fits, each kept as soon as its gate allows.
 
     The last quarter of the epochs is left free, so that what was grown can settle.
+
+    Args:
+        setting: The hosts.
+        horizon: Epochs of a run.
+        blueprint: What to plant; None takes one that suits the topology.
+        blend: How it is blended in.
+        gap: Epochs from keeping one seed to planting the next.
     """
     key = DEFAULT_BLUEPRINT[setting.layout.topology] if blueprint is None else blueprint
-    kept_after = life_epochs(setting.lifecycle, DEFAULT_BLEND)
+    kept_after = life_epochs(setting.lifecycle, blend)
     entries: list[ScheduleEntry] = []
     start = 0
     for slot in setting.layout.slots:
         if not setting.layout.card(slot.slot_id, key).fits or start + kept_after >= horizon * 3 // 4:
             continue
         entries += [
-            ScheduleEntry(epoch=start, op=LifecycleOp.GERMINATE, slot=slot.slot_id, blueprint=key, blend=DEFAULT_BLEND),
+            ScheduleEntry(epoch=start, op=LifecycleOp.GERMINATE, slot=slot.slot_id, blueprint=key, blend=blend),
             ScheduleEntry(epoch=start + setting.lifecycle.min_training, op=LifecycleOp.ADVANCE, slot=slot.slot_id),
             ScheduleEntry(epoch=start + kept_after, op=LifecycleOp.FOSSILIZE, slot=slot.slot_id),
         ]
-        start += kept_after + 1
+        start += kept_after + gap
     return tuple(entries)
 
 

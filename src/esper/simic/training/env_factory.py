@@ -40,6 +40,8 @@ from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import EnvSeat, parse_devices
 from esper.tolaria.stored import StoredTensor, store
 
+CreateEnv = Callable[[EnvRecipe, EpisodeSeed, EnvSeat], ParallelEnvState]
+
 
 @record
 class WorkerSpec:
@@ -100,8 +102,16 @@ def make_worker_spec(
     )
 
 
-def build_worker(spec: WorkerSpec, beat: Beat) -> VectorizedEngine[ParallelEnvState]:
-    """Builds the engine of a worker, in whatever process this is called."""
+def build_worker(
+    spec: WorkerSpec, beat: Beat, *, create: CreateEnv | None = None
+) -> VectorizedEngine[ParallelEnvState]:
+    """Builds the engine of a worker, in whatever process this is called.
+
+    Args:
+        spec: What to build it from.
+        beat: Told about every batch.
+        create: Makes envs; `create_env_state` if None.
+    """
     train, val = make_batches(spec)
     recipe = EnvRecipe(
         task=spec.task,
@@ -111,7 +121,7 @@ def build_worker(spec: WorkerSpec, beat: Beat) -> VectorizedEngine[ParallelEnvSt
         rollback_ends_episode=spec.rollback_ends_episode,
     )
     return VectorizedEngine(
-        env_ops(recipe),
+        env_ops(recipe, create_env_state if create is None else create),
         train,
         val,
         layout=spec.layout,
@@ -229,10 +239,10 @@ def configure_slot_telemetry(env: ParallelEnvState, wanted: frozenset[TelemetryE
 # ---- the functions an engine is made of
 
 
-def env_ops(recipe: EnvRecipe) -> EnvOps[ParallelEnvState]:
+def env_ops(recipe: EnvRecipe, create: CreateEnv) -> EnvOps[ParallelEnvState]:
     """What an engine does to the envs of a task."""
     return EnvOps(
-        create=partial(create_env_state, recipe),
+        create=partial(create, recipe),
         apply=_apply,
         train_batch=process_train_batch,
         eval_batch=process_fused_val_batch,

@@ -1,0 +1,134 @@
+"""The arms of a comparison: which there are, what they need from one another, and in which order they run.
+
+Names only. How an arm is played is in runs.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+from esper.leyline import record
+
+BASELINE = "wait_only"
+GREEDY, SAMPLED = "ppo_greedy", "ppo_sampled"
+
+
+@record
+class Arm:
+    """One way to train the hosts of a task."""
+
+    name: str
+    description: str
+    learned: bool = False
+    """True for the frozen policy itself."""
+    tunable: bool = False
+    """True if `--tune` has something to choose."""
+    needs_sampled: bool = False
+    """True if, given a policy, it depends on what the policy's samples did."""
+    rebuilds: bool = False
+    """True if it trains a fixed network made after what the subject grew on the same run seed."""
+
+
+ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm(name=BASELINE, description="the host, left alone"),
+        Arm(name="schedule", description="a declared list of ops", tunable=True),
+        Arm(name="periodic", description="plants every so many epochs", tunable=True),
+        Arm(name="plateau", description="plants when the validation loss stops falling", tunable=True),
+        Arm(name="fragrow", description="plants the less often the more the host overfits", tunable=True),
+        Arm(name="heuristic", description="auditions blueprints behind a settled host", tunable=True),
+        Arm(name=GREEDY, description="the frozen policy, most likely choice", learned=True),
+        Arm(name=SAMPLED, description="the frozen policy, sampled", learned=True),
+        Arm(name="random", description="chance, at the policy's rate of ops if there is one", needs_sampled=True),
+        Arm(name="static_final", description="what the subject grew, from scratch for all epochs", rebuilds=True),
+        Arm(name="static_wide", description="the host widened to what the subject grew", rebuilds=True),
+    )
+}
+ALIASES: Mapping[str, str] = {
+    "wait": BASELINE,
+    "static-final": "static_final",
+    "wide": "static_wide",
+    "static-wide": "static_wide",
+    "ppo-greedy": GREEDY,
+    "ppo-sampled": SAMPLED,
+}
+DEFAULT_ARMS = (BASELINE, "schedule", "periodic", "plateau", "fragrow", "heuristic")
+TUNABLE = tuple(arm.name for arm in ARMS.values() if arm.tunable)
+
+
+@record
+class Lineup:
+    """The arms of one evaluation, in an order in which each finds what it needs."""
+
+    arms: tuple[Arm, ...]
+    subject: str
+    """Whose growth is judged: the claims are about it and the static arms rebuild its networks."""
+    notes: tuple[str, ...]
+    """What was added or left out without being asked."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arms by name."""
+        return tuple(arm.name for arm in self.arms)
+
+
+def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_widen: bool) -> Lineup:
+    """Turns what the user asked for into arms that can run.
+
+    Args:
+        asked: Names, aliases or `all`; commas separate too.
+        has_policy: Whether there is a policy to play.
+        subject: Whose growth is judged; None takes the greedy policy, or the schedule where there is none.
+        can_widen: Whether the host has a width.
+
+    Raises:
+        ValueError: An unknown arm, or one that cannot run here.
+    """
+    words = [word for entry in asked for word in entry.split(",") if word]
+    everything = "all" in words
+    judged = _name(subject) if subject is not None else GREEDY if has_policy else "schedule"
+    if ARMS[judged].rebuilds or judged == BASELINE:
+        raise ValueError(f"--subject must be an arm that grows, got {judged!r}")
+    chosen = {_name(word) for word in words if word != "all"}
+    notes = []
+    if everything:
+        chosen |= {arm.name for arm in ARMS.values() if has_policy or not arm.learned}
+    if not can_widen and everything:
+        chosen.discard("static_wide")
+        notes.append("static_wide was left out: the host has no width to change.")
+    if not can_widen and "static_wide" in chosen:
+        raise ValueError("static_wide: this host cannot be widened, for it has no hidden layer; leave the arm out")
+    needed = _needed(chosen, judged, has_policy)
+    notes += [f"{name} was added: other arms depend on it." for name in sorted(needed - chosen)]
+    chosen |= needed | {BASELINE}
+    if "random" in chosen and not has_policy:
+        notes.append("random is uniform over what is legal: there is no policy whose rate of ops it could match.")
+    learned = sorted(name for name in chosen if ARMS[name].learned)
+    if learned and not has_policy:
+        raise ValueError(f"{', '.join(learned)} need a trained policy; pass --policy RUN")
+    return Lineup(arms=tuple(arm for arm in ARMS.values() if arm.name in chosen), subject=judged, notes=tuple(notes))
+
+
+def _needed(chosen: set[str], subject: str, has_policy: bool) -> set[str]:
+    needed = set()
+    if has_policy or any(ARMS[name].rebuilds for name in chosen):
+        needed.add(subject)
+    if has_policy and any(ARMS[name].needs_sampled for name in chosen | needed):
+        needed.add(SAMPLED)
+    return needed
+
+
+def _name(word: str) -> str:
+    name = ALIASES.get(word, word)
+    if name not in ARMS:
+        close = get_close_matches(word, [*ARMS, *ALIASES], n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown arm {word!r}. Known: {', '.join(ARMS)}, all.{hint}")
+    return name
+
+
+def depends_on_policy(arm: Arm, subject: str) -> bool:
+    """True if every policy has runs of its own in this arm."""
+    return arm.learned or arm.needs_sampled or (arm.rebuilds and ARMS[subject].learned)

@@ -1,0 +1,181 @@
+"""What an evaluation was: task, data, arms, policies, checks, machine. Everything a report says that no row says.
+
+Also the record of who opened the test split: one line per opening, in one file per user, so that looking twice shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import esper
+from esper.leyline import record
+
+MANIFEST = "manifest.json"
+TEST_ACCESS = "test_access.jsonl"
+SCHEMA_VERSION = 1
+
+
+@record
+class Check:
+    """One condition of a claim, with what was found and what was required."""
+
+    name: str
+    passed: bool | None
+    """None: not checked; `found` says why. A claim needs True."""
+    found: str
+    limit: str
+
+
+@record
+class Session:
+    """One start of the command on this folder."""
+
+    argv: tuple[str, ...]
+    started: str
+    ended: str | None
+    """None: interrupted."""
+    opened_test: bool
+
+
+@record
+class Manifest:
+    """The facts of an evaluation that all its runs share."""
+
+    schema_version: int
+    setup: str
+    code: str
+    task: str
+    description: str
+    metric: str
+    horizon: int
+    num_classes: int
+    budget: int | None
+    host_params: int
+    data: str
+    data_sha256: str
+    test_sha256: str
+    num_test: int
+    run_seeds: tuple[int, ...]
+    arms: tuple[str, ...]
+    subject: str
+    settings: Mapping[str, Mapping[str, Any]]
+    """Parameters of fixed arms, where they are not the defaults."""
+    tuning: Mapping[str, Any] | None
+    """How they were chosen; None: by nobody, they are the defaults."""
+    policies: tuple[Mapping[str, Any], ...]
+    gates: tuple[Check, ...]
+    controls: tuple[Check, ...]
+    notes: tuple[str, ...]
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    sessions: tuple[Session, ...]
+    test_openings: int | None
+    """How often this test split was opened on this machine, this time included; None: the record is not writable."""
+
+    @property
+    def policy_ids(self) -> tuple[str, ...]:
+        """The policies of this evaluation."""
+        return tuple(policy["policy_id"] for policy in self.policies)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replaces the manifest in one step."""
+    path, fresh = folder / MANIFEST, folder / f".{MANIFEST}.new"
+    fresh.write_text(json.dumps(asdict(manifest), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads what `write_manifest` wrote.
+
+    Raises:
+        ValueError: There is none, or it is of another version.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; a results file is read together with the manifest beside it")
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if facts["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema {facts['schema_version']}, this version of Esper reads {SCHEMA_VERSION}")
+        for name in ("run_seeds", "arms", "policies", "notes"):
+            facts[name] = tuple(facts[name])
+        for name in ("gates", "controls"):
+            facts[name] = tuple(Check(**check) for check in facts[name])
+        facts["sessions"] = tuple(Session(**{**found, "argv": tuple(found["argv"])}) for found in facts["sessions"])
+        return Manifest(**facts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not a manifest of this version: {error}") from error
+
+
+# ---- this code, this machine, now
+
+
+def code_version() -> str:
+    """The package's version and a hash over its source files: equal for equal code."""
+    root = Path(esper.__file__).parent
+    total = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        total.update(f"{file.relative_to(root).as_posix()}\n".encode() + file.read_bytes())
+    return f"{esper.__version__}+{total.hexdigest()[:10]}"
+
+
+def versions() -> dict[str, str]:
+    """The packages that figures depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "numpy", "arch", "scipy", "statsmodels", "matplotlib"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Where it ran, as far as it matters for times and bits."""
+    return {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()}
+
+
+def now() -> str:
+    """The time, in UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# ---- who opened the test split
+
+
+def access_file() -> Path:
+    """One file per user: results may lie anywhere, and bundled data lies where nobody may write."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "esper" / TEST_ACCESS
+
+
+def note_test_access(facts: Mapping[str, Any]) -> int | None:
+    """Appends one opening and returns how many there now are of the same test split; None if it cannot be written.
+
+    Args:
+        facts: Must hold `test_sha256`.
+    """
+    path = access_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": now(), **facts}, sort_keys=True) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        sys.stderr.write(f"esper: this opening of the test split is not on record: {path}: {error}\n")
+        return None
+    wanted = f'"test_sha256": "{facts["test_sha256"]}"'
+    return sum(wanted in line for line in lines)

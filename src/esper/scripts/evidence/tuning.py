@@ -1,0 +1,202 @@
+"""Tuning parity: every fixed arm with parameters gets the same number of episodes to choose them.
+
+Settings are judged by the committed network on controller-validation, on run seeds of their own. Knows no test split.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from esper.leyline import EpisodeSeed, HostLayout, derive_seed, record
+from esper.runtime.datasets import Dataset
+from esper.runtime.tasks import TaskSpec
+from esper.scripts.evidence.runs import fixed_controller
+from esper.scripts.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
+
+FIRST_TUNING_SEED = 10_000
+LAST_TUNING_SEED = 19_999
+SEEDS_PER_SETTING = 4
+FORMAT = 1
+BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
+
+
+@record
+class Tuned:
+    """Chosen parameters, and how they were chosen."""
+
+    settings: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Any]
+
+
+def grids(layout: HostLayout, horizon: int) -> dict[str, dict[str, list[Any]]]:
+    """Values to try, by arm and parameter. The first of each is the default."""
+    fitting = [name for name in layout.blueprints if any(layout.card(slot, name).fits for slot in layout.slot_ids)]
+    usual = DEFAULT_BLUEPRINT[layout.topology]
+    first = [usual] if usual in fitting else []
+    planted: dict[str, list[Any]] = {"blueprint": [None, *fitting]}
+    blends: dict[str, list[Any]] = {"blend": ["linear", *(b for b in BLENDS_TRIED if b != "linear")]}
+    return {
+        "schedule": {
+            "blueprint": [*first, *(name for name in fitting if name not in first)],
+            "blend": list(BLENDS_TRIED),
+            "gap": [1, 3],
+        },
+        "periodic": {"every_epochs": _distinct(6, 2, horizon // 10, horizon // 4), **planted, **blends},
+        "plateau": {"min_gain": [0.01, 0.001, 0.05], "patience": [4, 2, 8], **planted, **blends},
+        "fragrow": {"max_interval": [20.0, 5.0, 10.0, 40.0], **planted, **blends},
+        "heuristic": {"plateau_epochs": [3, 1, 2, 5], "audition_epochs": [3, 1, 5, 8], **blends},
+    }
+
+
+def _distinct(*values: int) -> list[Any]:
+    return list(dict.fromkeys(max(1, value) for value in values))
+
+
+def candidates(arm: str, grid: Mapping[str, Sequence[Any]], episodes: int) -> list[dict[str, Any]]:
+    """Settings of a grid to share the episodes among: the default, then others drawn by chance, none twice.
+
+    Chance beats a regular grid of the same size where only some parameters matter. Each setting gets at least
+    SEEDS_PER_SETTING run seeds, more where the grid is small, and all episodes are used.
+    """
+    every = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    most = min(len(every), episodes // SEEDS_PER_SETTING)
+    count = max(number for number in range(1, most + 1) if episodes % number == 0)
+    chance = random.Random(derive_seed(0, None, None, None, f"tune:{arm}"))
+    return [every[0], *chance.sample(every[1:], count - 1)]
+
+
+def tune(
+    task: TaskSpec,
+    data: Dataset,
+    arms: Sequence[str],
+    *,
+    episodes: int,
+    workers: int,
+    tell: Callable[[str, int], None] = lambda line, num_done: None,
+) -> dict[str, Any]:
+    """Chooses the parameters of every arm with the same number of episodes.
+
+    Args:
+        task: Host, epochs, budget.
+        data: Train and val are read.
+        arms: Names of tunable arms.
+        episodes: Per arm.
+        workers: Processes.
+        tell: Called after every group of episodes with a line, and how many there were.
+
+    Returns:
+        The content of tuned.json.
+
+    Raises:
+        ValueError: The episodes are too few, or cannot be shared out evenly.
+    """
+    if episodes < SEEDS_PER_SETTING or episodes % SEEDS_PER_SETTING:
+        raise ValueError(
+            f"--tune-episodes must be a multiple of {SEEDS_PER_SETTING}, the run seeds per setting, got {episodes}"
+        )
+    found = {}
+    with HostRunner(task, data, workers=workers) as runner:
+        for arm in arms:
+            grid = grids(runner.layout, task.horizon)[arm]
+            found[arm] = _tune_arm(runner, task, arm, candidates(arm, grid, episodes), episodes, tell)
+    return {
+        "format": FORMAT,
+        "task": task.name,
+        "data_sha256": data.sha256,
+        "horizon": task.horizon,
+        "budget": task.lifecycle.param_budget,
+        "episodes_per_arm": episodes,
+        "first_seed": FIRST_TUNING_SEED,
+        "metric": f"committed controller-validation {task.metric}",
+        "arms": found,
+    }
+
+
+def _tune_arm(
+    runner: HostRunner,
+    task: TaskSpec,
+    arm: str,
+    settings: Sequence[Mapping[str, Any]],
+    episodes: int,
+    tell: Callable[[str, int], None],
+) -> dict[str, Any]:
+    share = episodes // len(settings)
+    scores = []
+    for params in settings:
+        values = _scores(runner, task, arm, params, share)
+        scores.append(statistics.fmean(values))
+        tell(f"{arm} {_words(params)}: {scores[-1]:.4g}", share)
+    # The first of equals: the default, if it is among them.
+    best = max(range(len(settings)), key=lambda position: scores[position])
+    return {
+        "chosen": dict(settings[best]),
+        "score": scores[best],
+        "default_score": scores[0],
+        "seeds_per_setting": share,
+        "tried": [{"params": dict(params), "score": value} for params, value in zip(settings, scores, strict=True)],
+    }
+
+
+def _scores(runner: HostRunner, task: TaskSpec, arm: str, params: Mapping[str, Any], count: int) -> list[float]:
+    """Committed validation score of one setting on each tuning run seed, side by side; higher is better."""
+    seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=FIRST_TUNING_SEED + n) for n in range(count)]
+    assert seeds[-1].run_seed <= LAST_TUNING_SEED
+    controllers = {
+        seed.env_id: fixed_controller(arm, runner.setting(seed.run_seed), task.horizon, params) for seed in seeds
+    }
+    values = []
+    for run in runner.run(SideBySide(controllers), seeds):
+        last = run.reports[-1]
+        assert last.committed_accuracy_pct is not None
+        assert last.committed_loss is not None
+        values.append(last.committed_accuracy_pct if task.metric == "accuracy" else -last.committed_loss)
+    return values
+
+
+def read_tuned(path: Path, task: TaskSpec) -> Tuned:
+    """Reads a tuned.json.
+
+    Raises:
+        ValueError: There is none, it is damaged, or it was made for another topology.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']}, this version of Esper reads {FORMAT}")
+        settings = {arm: found["chosen"] for arm, found in content["arms"].items()}
+    except OSError as error:
+        raise ValueError(f"--tuned {path}: {error.strerror}; make it with --tune") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"--tuned {path} is not a tuned.json of this version: {error}") from error
+    same = content["task"] == task.name and content["horizon"] == task.horizon
+    same = same and content["budget"] == task.lifecycle.param_budget
+    facts = {
+        "episodes per arm": content["episodes_per_arm"],
+        "on task": content["task"],
+        "conditions": "the same" if same else "other than here",
+        "by": content["metric"],
+    }
+    return Tuned(settings=settings, facts=facts)
+
+
+def tuned_table(content: Mapping[str, Any]) -> Table:
+    """What was chosen, and what it brought over the defaults."""
+    title = f"{content['task']}: {content['episodes_per_arm']} episodes per arm, {content['metric']}"
+    table = Table(title=title, title_justify="left")
+    for name in ("arm", "chosen", "score", "default"):
+        table.add_column(name, justify="left" if name in ("arm", "chosen") else "right")
+    for arm, found in content["arms"].items():
+        table.add_row(arm, _words(found["chosen"]), f"{found['score']:.3f}", f"{found['default_score']:.3f}")
+    return table
+
+
+def _words(params: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {'largest' if value is None else value}" for name, value in params.items())

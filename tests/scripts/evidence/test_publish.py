@@ -1,0 +1,131 @@
+"""Everything shown follows from the files, to the byte, whatever the order of their lines."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.scripts.evidence.claims import Outcome
+from esper.scripts.evidence.figures import FIGURES
+from esper.scripts.evidence.publish import publish
+from esper.scripts.evidence.results import RESULTS, ResultStore, Topology, read_results
+from tests.scripts.evidence.made_up import manifest, row, rows, write
+
+ARMS = ["wait_only", "schedule", "static_final", "static_wide"]
+MEANS = {"wait_only": 40.0, "schedule": 84.0, "static_final": 84.0, "static_wide": 42.0}
+DERIVED = ("summary.json", "report.md", "frontier.csv", "paired.csv", "mean_curves.csv", "growth.csv", *FIGURES)
+FOUND = manifest(ARMS, subject="schedule", gates=(), policies=())
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in DERIVED}
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    write(folder, FOUND, rows(FOUND, MEANS))
+    return folder
+
+
+def test_the_same_files_make_the_same_bytes(evaluated: Path, tmp_path: Path) -> None:
+    publish(evaluated, tmp_path / "one")
+    publish(evaluated, tmp_path / "two")
+    reversed_rows = tmp_path / "reversed"
+    write(reversed_rows, FOUND, rows(FOUND, MEANS), order=lambda made: made.reverse())
+    publish(reversed_rows, reversed_rows)
+    assert files(tmp_path / "one") == files(tmp_path / "two") == files(reversed_rows)
+
+
+def test_one_changed_row_changes_what_is_shown(evaluated: Path, tmp_path: Path) -> None:
+    publish(evaluated, tmp_path / "one")
+    made = rows(FOUND, MEANS)
+    other = [*made[:-1], row(made[-1].arm, made[-1].run_seed, 10.0)]
+    write(tmp_path / "other", FOUND, other)
+    publish(tmp_path / "other", tmp_path / "other")
+    same = [name for name in DERIVED if files(tmp_path / "one")[name] == files(tmp_path / "other")[name]]
+    assert same == ["growth.csv", "growth.png"], "what grew when is the same, every figure of merit is not"
+
+
+def test_the_report_names_all_that_a_reader_must_know(evaluated: Path, tmp_path: Path) -> None:
+    publish(evaluated, tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    for words in ("A. growing helps: BETTER", "20 pairs", "opened 1 times", "esper evaluate", "nothing was tuned"):
+        assert words in report
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["verdicts"][0]["outcome"] == "BETTER"
+    (pair,) = [pair for pair in summary["subject_against"] if pair["second"] == "wait_only"]
+    assert pair["mean"] == pytest.approx(44.0, abs=0.5)
+    assert pair["low"] < pair["mean"] < pair["high"]
+    assert summary["arms"]["schedule"]["figures"]["params"]["mean"] == 100
+
+
+def test_a_lost_row_is_told_and_invalid(evaluated: Path, tmp_path: Path) -> None:
+    write(tmp_path, FOUND, rows(FOUND, MEANS)[1:])
+    published = publish(tmp_path, tmp_path)
+    assert published.verdicts[0].outcome is Outcome.INVALID
+    assert "1 runs are missing" in (tmp_path / "report.md").read_text()
+    assert not published.summary.against_baseline, "no arm is compared with an incomplete one"
+
+
+def test_a_failed_run_stays_in_its_pair_and_is_named(tmp_path: Path) -> None:
+    made = rows(FOUND, MEANS)
+    made[25] = row("schedule", made[25].run_seed, 10.0, status="failed: it broke")
+    write(tmp_path, FOUND, made)
+    published = publish(tmp_path, tmp_path)
+    (pair,) = [pair for pair in published.summary.against_baseline if pair.first == "schedule"]
+    assert pair.comparison.num_pairs == 20
+    assert pair.comparison.losses == 1
+    assert f"schedule, run seed {made[25].run_seed}: failed: it broke." in (tmp_path / "report.md").read_text()
+
+
+def test_figures_are_also_numbers(evaluated: Path, tmp_path: Path) -> None:
+    publish(evaluated, tmp_path)
+    with (tmp_path / "frontier.csv").open() as file:
+        points = {point["arm"]: point for point in csv.DictReader(file)}
+    assert float(points["schedule"]["score"]) == pytest.approx(84, abs=2)
+    with (tmp_path / "mean_curves.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(ARMS) * FOUND.horizon
+    with (tmp_path / "growth.csv").open() as file:
+        assert {line["blueprint"] for line in csv.DictReader(file)} == {"cnn.conv"}
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in FIGURES)
+
+
+def test_without_the_plot_library_all_else_is_written(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    published = publish(evaluated, tmp_path)
+    assert not published.drawn
+    assert "pip install 'esper[plots]'" in (tmp_path / "report.md").read_text()
+    assert not (tmp_path / FIGURES[0]).exists()
+
+
+def test_rows_of_two_setups_are_refused(tmp_path: Path) -> None:
+    made = rows(FOUND, MEANS)
+    write(tmp_path, FOUND, [*made[:-1], row(made[-1].arm, made[-1].run_seed, 1.0, setup="other")])
+    with pytest.raises(ValueError, match=r"other setups \(other\)"):
+        publish(tmp_path, tmp_path)
+
+
+def test_a_line_that_was_cut_off_never_counted(tmp_path: Path) -> None:
+    made = rows(FOUND, MEANS)
+    write(tmp_path, FOUND, made)
+    whole = (tmp_path / RESULTS).read_bytes()
+    (tmp_path / RESULTS).write_bytes(whole[:-7])
+    store = ResultStore(tmp_path)
+    assert set(store.results) == {result.key for result in made[:-1]}
+    last = made[-1]
+    bare = Topology(arm=last.arm, policy_id="", run_seed=last.run_seed, host={}, kept=(), lives=())
+    store.add(last, bare, [])
+    assert read_results(tmp_path / RESULTS) == made
+
+
+def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, FOUND, rows(FOUND, MEANS))
+    lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)
+    (tmp_path / RESULTS).write_text("".join([*lines, lines[-1]]))
+    with pytest.raises(ValueError, match="twice"):
+        read_results(tmp_path / RESULTS)

@@ -1,0 +1,113 @@
+"""Tuning is fair, stays away from evaluation run seeds and from the test split, and can be used."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from esper.leyline import EpisodeSeed
+from esper.runtime.datasets import Dataset
+from esper.runtime.tasks import TASKS, get_task_spec, load_task_data, override
+from esper.scripts.evidence.arms import TUNABLE
+from esper.scripts.evidence.plan import FIRST_SEED
+from esper.scripts.evidence.runs import fixed_controller
+from esper.scripts.evidence.tuning import LAST_TUNING_SEED, candidates, grids, read_tuned, tune
+from esper.scripts.host_runs import HostRun, HostRunner
+from esper.simic.training.env_factory import task_layout
+
+TASK = override(get_task_spec("digits_limited"), horizon=10)
+
+
+def closed(data: Dataset) -> Dataset:
+    """The same data with a test split that cannot be opened."""
+
+    def refuse() -> None:
+        raise AssertionError("the test split was opened")
+
+    return replace(data, reread=refuse)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return closed(load_task_data(TASK))
+
+
+@pytest.mark.parametrize("arm", TUNABLE)
+@pytest.mark.parametrize("name", ["digits_blind", "digits_limited", "pydoc_lm"])
+def test_every_candidate_is_a_controller_and_the_first_is_the_default(arm: str, name: str) -> None:
+    task = TASKS[name]
+    with HostRunner(task, load_task_data(task)) as runner:
+        setting = runner.setting()
+    tried = candidates(arm, grids(setting.layout, task.horizon)[arm], 64)
+    assert 8 <= len(tried) <= 16
+    assert 64 % len(tried) == 0
+    assert len({json.dumps(params, sort_keys=True) for params in tried}) == len(tried)
+    for params in tried:
+        fixed_controller(arm, setting, task.horizon, params)
+    default = fixed_controller(arm, setting, task.horizon, {})
+    first = fixed_controller(arm, setting, task.horizon, tried[0])
+    same = {key: value for key, value in vars(first).items() if not key.startswith("_")}
+    assert same == {key: value for key, value in vars(default).items() if not key.startswith("_")}
+
+
+def test_every_arm_gets_the_same_episodes_on_seeds_of_its_own(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[EpisodeSeed] = []
+    run = HostRunner.run
+
+    def watched(self: HostRunner, controller: object, seeds: list[EpisodeSeed]) -> tuple[HostRun, ...]:
+        used.extend(seeds)
+        return run(self, controller, seeds)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HostRunner, "run", watched)
+    told: list[int] = []
+    found = tune(TASK, data, ["schedule", "heuristic"], episodes=8, workers=1, tell=lambda line, n: told.append(n))
+    assert len(used) == 16 == sum(told)
+    assert all(10_000 <= seed.run_seed <= LAST_TUNING_SEED < FIRST_SEED for seed in used)
+    for arm in ("schedule", "heuristic"):
+        tried = found["arms"][arm]["tried"]
+        best = max(entry["score"] for entry in tried)
+        assert found["arms"][arm]["score"] == best
+        assert found["arms"][arm]["chosen"] in [entry["params"] for entry in tried if entry["score"] == best]
+
+
+def test_the_winner_is_the_best_on_validation(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    worth = {1: 50.0, 2: 90.0, 3: 70.0}
+    monkeypatch.setattr(
+        "esper.scripts.evidence.tuning.grids", lambda layout, horizon: {"periodic": {"every_epochs": [1, 2, 3]}}
+    )
+    monkeypatch.setattr(
+        "esper.scripts.evidence.tuning._scores",
+        lambda runner, task, arm, params, count: [worth[params["every_epochs"]]] * count,
+    )
+    found = tune(TASK, data, ["periodic"], episodes=12, workers=1)["arms"]["periodic"]
+    assert found["chosen"] == {"every_epochs": 2}
+    assert (found["score"], found["default_score"], found["seeds_per_setting"]) == (90.0, 50.0, 4)
+
+
+@pytest.mark.parametrize("episodes", [0, 3, 10])
+def test_episodes_that_cannot_be_shared_out_are_refused(episodes: int, data: Dataset) -> None:
+    with pytest.raises(ValueError, match="multiple of 4"):
+        tune(TASK, data, ["periodic"], episodes=episodes, workers=1)
+
+
+def test_what_was_chosen_can_be_read_back(tmp_path: Path, data: Dataset) -> None:
+    path = tmp_path / "tuned.json"
+    found = tune(TASK, data, ["fragrow"], episodes=4, workers=1)
+    path.write_text(json.dumps(found))
+    tuned = read_tuned(path, TASK)
+    assert tuned.settings == {"fragrow": found["arms"]["fragrow"]["chosen"]}
+    assert tuned.facts["conditions"] == "the same"
+    assert read_tuned(path, override(TASK, horizon=11)).facts["conditions"] == "other than here"
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"not a tuned\.json"):
+        read_tuned(path, TASK)
+    with pytest.raises(ValueError, match="make it with --tune"):
+        read_tuned(tmp_path / "none.json", TASK)
+
+
+def test_grids_hold_only_seeds_that_fit(data: Dataset) -> None:
+    layout = task_layout(TASK, data)
+    for grid in grids(layout, TASK.horizon).values():
+        for name in grid.get("blueprint", []):
+            assert name is None or any(layout.card(slot, name).fits for slot in layout.slot_ids)
