@@ -7,7 +7,7 @@ EXTRAS := dev,onnx,plots,bench,metrics,runs,evidence
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow test-gpu check format lint type imports spell sandbox bench clean
+.PHONY: help setup run grow evidence test test-slow test-gpu check format lint type imports spell sandbox bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,11 +21,21 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 setup: $(VENV)/.ready  ## create .venv with everything for development
 	@if [ -d .git ]; then $(BIN)/pre-commit install >/dev/null; fi
 
-run: $(VENV)/.ready  ## grow a network on the bundled digits and show what grew
+run: $(VENV)/.ready  ## train a controller on the bundled digits, then judge it against fixed ones (a few minutes)
+	$(BIN)/esper study demo
+
+grow: $(VENV)/.ready  ## grow one network on the bundled digits and show what grew
 	$(BIN)/esper grow --task digits_blind
+
 
 test: $(VENV)/.ready  ## run the test suite
 	$(BIN)/python -m pytest -n auto
+
+evidence: table-digits-blind table-digits-saturated table-digits-conv  ## the full digits study; hours, goes on where it stopped
+
+# One command per published table, from the code alone. QUICK=1 goes the whole way with one policy and five pairs.
+table-digits-%: $(VENV)/.ready
+	$(BIN)/esper study digits_$* $(if $(QUICK),--quick)
 
 sandbox: $(VENV)/.ready  ## train the agent in small worlds whose best policy is known
 	$(BIN)/esper sandbox
