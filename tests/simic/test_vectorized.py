@@ -90,7 +90,7 @@ def test_the_first_round_is_learned_in_the_units_of_the_later_ones():
     with open_trainer(TINY, heard, NeverStop()) as trainer:
         trainer.run_round()
         assert isinstance(trainer.client, SimicClient)
-        learned = trainer.client._buffer.rollout().rewards_TN
+        learned = trainer.client.buffer.rollout().rewards_TN
         paid = [[account.components.total for account in facts.accounts] for facts in heard.steps]
         assert torch.allclose(learned, torch.tensor(paid) / trainer.client.scale.scale, atol=1e-6)
     assert all(scaled is None for facts in heard.steps for scaled in facts.scaled)

@@ -9,36 +9,24 @@ from collections.abc import Callable, Sequence
 import torch
 
 from esper.leyline import (
-    HEAD_NAMES,
     ActionExecutionResult,
     ActionMasks,
+    ActionOutcome,
     ActionSpec,
     EpisodeSeed,
     EpochReport,
     LifecycleOp,
     PolicyProtocol,
     SeedStage,
-    derive_seed,
 )
 from esper.scripts.sandboxes import NUM_ENVS, Episode, Played, Reward, Sandbox
-from esper.simic.agent.ppo import Decision, PPOAgent
-from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation
-from esper.simic.agent.tamiyo_network import NetworkShape
-from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.training.action_execution import parse_sampled_action
+from esper.simic.rewards import RewardComponentsTelemetry
+from esper.simic.training.accounts import EpisodeStats, StepAccount
 from esper.tamiyo.chance import RandomController
-from esper.tamiyo.features import (
-    CARD_COLUMNS,
-    GLOBAL_COLUMNS,
-    SLOT_COLUMNS,
-    EnvView,
-    FeatureContext,
-    card_rows,
-    global_row,
-    slot_rows,
-)
+from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.observe import observe
 from esper.tamiyo.simulation import SimulatedWorker, SimulationSpec
 from esper.tamiyo.situation import Setting
@@ -81,131 +69,58 @@ def _kept(report: EpochReport) -> tuple[str, ...]:
     return tuple(str(slot.blueprint) for slot in report.slots if slot.stage is SeedStage.FOSSILIZED)
 
 
-def network_shape(blueprints: Sequence[str]) -> NetworkShape:
-    """The shape of a network that sees Tamiyo's features."""
-    return NetworkShape(
-        global_columns=tuple(column.name for column in GLOBAL_COLUMNS),
-        global_normalised=tuple(column.normalised for column in GLOBAL_COLUMNS),
-        slot_columns=tuple(column.name for column in SLOT_COLUMNS),
-        slot_normalised=tuple(column.normalised for column in SLOT_COLUMNS),
-        card_columns=tuple(column.name for column in CARD_COLUMNS),
-        blueprints=tuple(blueprints),
-    )
+class SandboxAccounts:
+    """The books of a simulated round: one price per step, no episodes to sum up."""
 
-
-class AgentPolicy:
-    """The agent as a controller that plays and does not learn: sampled by a generator per step, or greedy."""
-
-    def __init__(self, agent: PPOAgent, world: SimulationSpec, *, run_seed: int, greedy: bool) -> None:
-        self.agent = agent
-        self.layout = world.layout
-        self.run_seed = run_seed
-        self.greedy = greedy
-        self.context = FeatureContext(layout=self.layout, lifecycle=world.lifecycle, num_classes=world.num_classes)
-        self.cards = make_cards(card_rows(self.layout), self.layout.blueprints, agent.shape.blueprints)
-        self.observation: Observation
-        self.decision: Decision | None = None
-        self.previous: ActionExecutionResult | None = None
-
-    def begin(self, state: ActionExecutionResult) -> None:
-        self.decision, self.previous = None, None
-
-    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
-        self.observation = self._observe(state)
-        memory = None if self.decision is None else self.decision.state
-        self.decision = self.agent.act(self.observation, self.cards, memory, self._uniforms(state))
-        ids = [report.env_id for report in state.reports]
-        return [parse_sampled_action(env_id, self.decision.action(env), self.layout) for env, env_id in enumerate(ids)]
-
-    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        self.previous = before
-
-    def _observe(self, state: ActionExecutionResult) -> Observation:
-        views = [
-            EnvView(
-                report=report,
-                masks=masks,
-                previous=None if self.previous is None else self.previous.reports[env],
-                outcome=state.outcomes[env] if state.outcomes else None,
-                context=self.context,
-            )
-            for env, (report, masks) in enumerate(zip(state.reports, state.post_action_masks, strict=True))
-        ]
-        return make_observation(
-            [global_row(view) for view in views], [slot_rows(view) for view in views], state.post_action_masks
-        )
-
-    def _uniforms(self, state: ActionExecutionResult) -> torch.Tensor | None:
-        if self.greedy:
-            return None
-        # An env whose episode ended early no longer counts epochs, so the step is that of the furthest one.
-        episode, step = state.reports[0].episode, max(report.epochs_done for report in state.reports)
-        generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, step, "act"))
-        return torch.rand(len(state.reports), len(HEAD_NAMES), generator=generator)
-
-
-class LearningPolicy(AgentPolicy):
-    """The agent as a controller that also remembers a round and learns from it."""
-
-    def __init__(self, agent: PPOAgent, world: SimulationSpec, reward: Reward, *, run_seed: int) -> None:
-        super().__init__(agent, world, run_seed=run_seed, greedy=False)
-        self.horizon = world.horizon
+    def __init__(self, reward: Reward) -> None:
         self.reward = reward
-        self.scale = RewardNormalizer()
-        self.buffer: TamiyoRolloutBuffer | None = None
-        self._paid: list[float] = []
 
     def begin(self, state: ActionExecutionResult) -> None:
-        super().begin(state)
-        if self.buffer is None:
-            self.buffer = TamiyoRolloutBuffer.allocate(self.horizon, self._observe(state), self.cards)
-        self.buffer.clear()
-        self._paid = []
+        """Nothing is carried from step to step."""
 
-    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        assert self.buffer is not None
-        assert self.decision is not None
-        super().store(before, after)
-        paid = prices(self.reward, before, after)
-        valid = [not report.terminal for report in before.reports]
-        no_truncation = torch.zeros(len(paid), dtype=torch.bool)
-        self.buffer.write(
-            StepBatch(
-                observation=self.observation,
-                actions_NH=self.decision.actions_NH,
-                log_probs_NH=self.decision.log_probs_NH,
-                usable_NH=self.decision.usable_NH,
-                values_N=self.decision.values_N,
-                rewards_N=torch.tensor([self.scale.normalize_only(amount) for amount in paid]),
-                terminated_N=torch.tensor([report.terminal for report in after.reports]),
-                truncated_N=no_truncation,
-                valid_N=torch.tensor(valid),
-                bootstraps_N=torch.zeros(len(paid)),
-            )
+    def compute(self, env: int, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> StepAccount:
+        """The price of one transition."""
+        paid = RewardComponentsTelemetry(amounts={"reward": self.reward(before, outcome, after)})
+        return StepAccount(components=paid, suspicions=())
+
+    def book(self, before: ActionExecutionResult, after: ActionExecutionResult) -> tuple[StepAccount | None, ...]:
+        """The prices of one step; None where the episode was over before it."""
+        rows = zip(before.reports, after.outcomes, after.reports, strict=True)
+        return tuple(
+            None if earlier.terminal else self.compute(env, earlier, outcome, later)
+            for env, (earlier, outcome, later) in enumerate(rows)
         )
-        self._paid += [amount for amount, counts in zip(paid, valid, strict=True) if counts]
 
-    def value_error(self) -> float | None:
-        """How far the values of the last round lay from the discounted sum of what came, as a share of the first.
+    def episodes(self) -> tuple[EpisodeStats, ...]:
+        """A sandbox counts its episodes itself."""
+        return ()
 
-        None where nothing came.
-        """
-        assert self.buffer is not None
-        rollout, gamma = self.buffer.rollout(), self.agent.config.gamma
-        sums_TN, following_N = torch.zeros_like(rollout.rewards_TN), torch.zeros_like(rollout.rewards_TN[0])
-        for step in reversed(range(len(sums_TN))):
-            following_N = rollout.rewards_TN[step] + gamma * following_N
-            sums_TN[step] = following_N
-        error = (rollout.values_TN - sums_TN)[rollout.valid_TN].square().mean().sqrt()
-        start = float(sums_TN[0].abs().mean())
-        return float(error) / start if start > 0.0 else None
 
-    def update(self) -> PPOUpdateMetrics:
-        """Learns from the round; only then may the reward scale move."""
-        assert self.buffer is not None
-        metrics = self.agent.update(self.buffer)
-        self.scale.update(self._paid)
-        return metrics
+def context_of(world: SimulationSpec) -> FeatureContext:
+    """What an agent is told once about a world."""
+    return FeatureContext(layout=world.layout, lifecycle=world.lifecycle, num_classes=world.num_classes)
+
+
+def learner_in(world: SimulationSpec, agent: PPOAgent, reward: Reward, *, run_seed: int) -> SimicClient:
+    """The agent as a controller that learns in a world."""
+    accounts, scale = SandboxAccounts(reward), RewardNormalizer()
+    return SimicClient(agent, context_of(world), accounts, scale, horizon=world.horizon, run_seed=run_seed)
+
+
+def value_error(learner: SimicClient) -> float | None:
+    """How far the values of the last round lay from the discounted sum of what came, as a share of the first.
+
+    None where nothing came.
+    """
+    assert learner.buffer is not None
+    rollout, gamma = learner.buffer.rollout(), learner.agent.config.gamma
+    sums_TN, following_N = torch.zeros_like(rollout.rewards_TN), torch.zeros_like(rollout.rewards_TN[0])
+    for step in reversed(range(len(sums_TN))):
+        following_N = rollout.rewards_TN[step] + gamma * following_N
+        sums_TN[step] = following_N
+    error = (rollout.values_TN - sums_TN)[rollout.valid_TN].square().mean().sqrt()
+    start = float(sums_TN[0].abs().mean())
+    return float(error) / start if start > 0.0 else None
 
 
 class ScriptPolicy:
@@ -244,30 +159,35 @@ def train(sandbox: Sandbox, *, run_seed: int, after_round: Callable[[], None] = 
     """Trains an agent from nothing, then lets it play greedily on episodes it has not seen."""
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=run_seed)
     if sandbox.first_world is not None:
-        first = LearningPolicy(agent, sandbox.first_world, sandbox.reward, run_seed=run_seed)
-        learn(first, sandbox.first_world, range(sandbox.first_rounds), after_round)
-    learner = LearningPolicy(agent, sandbox.world, sandbox.reward, run_seed=run_seed)
-    learn(learner, sandbox.world, range(sandbox.first_rounds, sandbox.first_rounds + sandbox.rounds), after_round)
+        first = learner_in(sandbox.first_world, agent, sandbox.reward, run_seed=run_seed)
+        learn(first, sandbox.first_world, sandbox.reward, range(sandbox.first_rounds), after_round)
+    learner = learner_in(sandbox.world, agent, sandbox.reward, run_seed=run_seed)
+    rounds = range(sandbox.first_rounds, sandbox.first_rounds + sandbox.rounds)
+    learn(learner, sandbox.world, sandbox.reward, rounds, after_round)
     return judge(sandbox, learner)
 
 
 def learn(
-    learner: LearningPolicy, world: SimulationSpec, rounds: range, after_round: Callable[[], None] = lambda: None
+    learner: SimicClient,
+    world: SimulationSpec,
+    reward: Reward,
+    rounds: range,
+    after_round: Callable[[], None] = lambda: None,
 ) -> None:
     """Plays and learns, one round of episodes at a time."""
     for number in rounds:
-        run_episodes(world, learner, learner.reward, episode_seeds(learner.run_seed, number))
+        run_episodes(world, learner, reward, episode_seeds(learner.run_seed, number))
         learner.update()
         after_round()
 
 
-def judge(sandbox: Sandbox, learner: LearningPolicy) -> Played:
+def judge(sandbox: Sandbox, learner: SimicClient) -> Played:
     """Plays greedily, and once more as in training to compare values with what then came."""
     fresh = unseen(learner.run_seed)
-    greedy = AgentPolicy(learner.agent, sandbox.world, run_seed=learner.run_seed, greedy=True)
+    greedy = FrozenPolicy(learner.agent, context_of(sandbox.world), run_seed=learner.run_seed, greedy=True)
     episodes = run_episodes(sandbox.world, greedy, sandbox.reward, fresh)
     run_episodes(sandbox.world, learner, sandbox.reward, fresh[:NUM_ENVS])
-    return Played(episodes=episodes, value_error=learner.value_error())
+    return Played(episodes=episodes, value_error=value_error(learner))
 
 
 def episode_seeds(run_seed: int, episode: int, num_envs: int = NUM_ENVS) -> list[EpisodeSeed]:

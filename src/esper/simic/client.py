@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -28,7 +29,7 @@ from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observ
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import REWARD_LIMIT, RewardNormalizer
-from esper.simic.training.accounts import EpisodeAccounts, EpisodeStats, Pricing, StepAccount
+from esper.simic.training.accounts import EpisodeStats, StepAccount
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo.features import (
     CARD_COLUMNS,
@@ -69,6 +70,22 @@ class StepFacts:
 
 
 OnStep = Callable[[StepFacts], None]
+
+
+class Accounts(Protocol):
+    """Who prices the steps of a round and sums up its episodes."""
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Opens the books of a round."""
+
+    def compute(self, env: int, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> StepAccount:
+        """Prices one transition of the env at this position; notes nothing."""
+
+    def book(self, before: ActionExecutionResult, after: ActionExecutionResult) -> tuple[StepAccount | None, ...]:
+        """Prices and notes one step of every env; None for an env whose episode was over, or was lost."""
+
+    def episodes(self) -> tuple[EpisodeStats, ...]:
+        """The episodes as they stand, in env order."""
 
 
 def _ignore(facts: StepFacts) -> None:
@@ -147,9 +164,10 @@ class SimicClient(FrozenPolicy):
     Args:
         agent: Learns in `update`.
         context: The hosts.
-        pricing: The reward.
+        accounts: The reward.
         scale: Reward scale; frozen during a round, refreshed after its update. Before the first update it is not
             known: the first round is stored as it was paid and scaled as a whole when it is over.
+        horizon: Steps of an episode.
         run_seed: Key of the samples.
         on_step: Told about every finished step.
     """
@@ -158,29 +176,31 @@ class SimicClient(FrozenPolicy):
         self,
         agent: PPOAgent,
         context: FeatureContext,
-        pricing: Pricing,
+        accounts: Accounts,
         scale: RewardNormalizer,
         *,
+        horizon: int,
         run_seed: int,
         on_step: OnStep = _ignore,
     ) -> None:
         super().__init__(agent, context, run_seed=run_seed, greedy=False)
-        self.accounts = EpisodeAccounts(pricing)
+        self.accounts = accounts
         self.scale = scale
         self.on_step = on_step
-        self._horizon = pricing.config.horizon
+        self._horizon = horizon
         self._specs: tuple[ActionSpec, ...] = ()
         self._paid: list[list[float]] = []
-        self._buffer: TamiyoRolloutBuffer | None = None
+        self.buffer: TamiyoRolloutBuffer | None = None
+        """The round so far; None before the first."""
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Starts a round."""
         super().begin(state)
         self.accounts.begin(state)
         self._paid = [[] for _ in state.reports]
-        if self._buffer is None or self._buffer.num_envs != len(state.reports):
-            self._buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state), self._cards)
-        self._buffer.clear()
+        if self.buffer is None or self.buffer.num_envs != len(state.reports):
+            self.buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state), self._cards)
+        self.buffer.clear()
 
     def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
         """Samples for every env."""
@@ -195,14 +215,14 @@ class SimicClient(FrozenPolicy):
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Prices the step and writes it into the buffer."""
-        assert self._buffer is not None
+        assert self.buffer is not None
         assert self._decision is not None
         super().store(before, after)
         self._bootstrap_lost(before, after)
         accounts = self.accounts.book(before, after)
         rewards = [None if account is None else account.components.total for account in accounts]
         stored = [None if reward is None else self._in_units(reward) for reward in rewards]
-        self._buffer.write(self._batch(after, stored))
+        self.buffer.write(self._batch(after, stored))
         for paid, reward in zip(self._paid, rewards, strict=True):
             paid += [] if reward is None else [reward]
         self.on_step(
@@ -237,24 +257,24 @@ class SimicClient(FrozenPolicy):
 
     def _bootstrap_lost(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Losing a worker is outside the game: the last complete row of its envs counts on with the critic's value."""
-        assert self._buffer is not None
+        assert self.buffer is not None
         assert self._decision is not None
         for env, report in enumerate(before.reports):
             if report.env_id in after.truncated_bootstrap_targets and not report.terminal:
-                self._buffer.truncate(env, float(self._decision.values_N[env]))
+                self.buffer.truncate(env, float(self._decision.values_N[env]))
 
     def update(self) -> PPOUpdateMetrics:
         """Learns from the round; only then may the reward scale move, except that the first round has none yet."""
-        assert self._buffer is not None
+        assert self.buffer is not None
         paid = [reward for env in self._paid for reward in env]
         if self.scale.count:
-            metrics = self.agent.update(self._buffer)
+            metrics = self.agent.update(self.buffer)
             self.scale.update(paid)
             return metrics
         # Learned in other units than all later ones, the first round would leave the critic with a wrong scale.
         self.scale.update(paid)
-        self._buffer.rewards_TN.copy_(self._buffer.rewards_TN.div(self.scale.scale).clamp(-REWARD_LIMIT, REWARD_LIMIT))
-        return self.agent.update(self._buffer)
+        self.buffer.rewards_TN.copy_(self.buffer.rewards_TN.div(self.scale.scale).clamp(-REWARD_LIMIT, REWARD_LIMIT))
+        return self.agent.update(self.buffer)
 
     def episode_stats(self) -> tuple[EpisodeStats, ...]:
         """The round's episodes, in env order."""
@@ -264,9 +284,9 @@ class SimicClient(FrozenPolicy):
 class FixedClient:
     """A controller that follows a rule: paid and logged like a learning one, but `update` learns nothing."""
 
-    def __init__(self, policy: PolicyProtocol, pricing: Pricing, *, on_step: OnStep = _ignore) -> None:
+    def __init__(self, policy: PolicyProtocol, accounts: Accounts, *, on_step: OnStep = _ignore) -> None:
         self.policy = policy
-        self.accounts = EpisodeAccounts(pricing)
+        self.accounts = accounts
         self.on_step = on_step
         self._specs: tuple[ActionSpec, ...] = ()
 

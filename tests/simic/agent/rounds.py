@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from esper.leyline import ActionOutcome, EpochReport
-from esper.scripts.sandbox_loop import LearningPolicy, network_shape, run_episodes
+from esper.scripts.sandbox_loop import learner_in, run_episodes
 from esper.scripts.sandboxes import Reward
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
+from esper.simic.client import SimicClient, network_shape
 from esper.tamiyo.simulation import SimulationSpec
 from tests.fakes import seeds, world
 
@@ -30,9 +31,9 @@ def small_agent(spec: SimulationSpec, run_seed: int = 0, **changes: object) -> P
 
 def play_round(
     agent: PPOAgent, spec: SimulationSpec, *, envs: int = 4, episode: int = 0, reward: Reward = growth
-) -> LearningPolicy:
+) -> SimicClient:
     """Lives one round; what happened is in the learner's buffer, nothing was learned yet."""
-    learner = LearningPolicy(agent, spec, reward, run_seed=agent.run_seed)
+    learner = learner_in(spec, agent, reward, run_seed=agent.run_seed)
     run_episodes(spec, learner, reward, seeds(envs, episode, agent.run_seed))
     return learner
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load, save
 
 from esper.leyline import ModelFileError
-from esper.scripts.sandbox_loop import LearningPolicy, run_episodes
+from esper.scripts.sandbox_loop import learner_in, run_episodes
 from esper.simic.agent.files import FACTS_FILE, OPTIMIZER_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
@@ -21,7 +21,7 @@ SPEC = small_world()
 
 
 def next_round(agent: PPOAgent, scale: dict[str, float]) -> PPOUpdateMetrics:
-    learner = LearningPolicy(agent, SPEC, growth, run_seed=agent.run_seed)
+    learner = learner_in(SPEC, agent, growth, run_seed=agent.run_seed)
     learner.scale.load_state_dict(scale)
     run_episodes(SPEC, learner, growth, seeds(4, episode=7, run_seed=agent.run_seed))
     return learner.update()

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.scripts.sandbox_loop import AgentPolicy, run_episodes
+from esper.scripts.sandbox_loop import context_of, run_episodes
 from esper.simic.agent.recurrence import unroll, zero_state
 from esper.simic.agent.tamiyo_inputs import BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks
+from esper.simic.client import FrozenPolicy
 from esper.tamiyo.simulation import SimulatedBlueprint
 from tests.fakes import seeds
 from tests.simic.agent.rounds import growth, lived_buffer, play_round, small_agent, small_world
@@ -57,7 +58,7 @@ def test_a_policy_made_for_three_slots_runs_and_learns_with_others(num_slots: in
     stranger = SimulatedBlueprint(name="stranger", gain_pp=(1.0,) * num_slots)
     other = replace(other, blueprints=(*other.blueprints, stranger))
     for greedy in (True, False):
-        policy = AgentPolicy(agent, other, run_seed=0, greedy=greedy)
+        policy = FrozenPolicy(agent, context_of(other), run_seed=0, greedy=greedy)
         assert len(run_episodes(other, policy, growth, seeds(4))) == 4
     assert play_round(agent, other).update()["performed"]
 

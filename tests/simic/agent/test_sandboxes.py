@@ -13,11 +13,10 @@ from esper.leyline import EpisodeSeed
 from esper.scripts import sandbox as command
 from esper.scripts.cli import main
 from esper.scripts.sandbox_loop import (
-    LearningPolicy,
     ScriptPolicy,
     episode_seeds,
     judge,
-    network_shape,
+    learner_in,
     oracle_play,
     random_play,
     run_episodes,
@@ -28,6 +27,7 @@ from esper.scripts.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, gro
 from esper.simic.agent import sampling
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import network_shape
 
 BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
 
@@ -75,7 +75,7 @@ def test_where_nothing_helps_the_agent_learns_to_wait() -> None:
 def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstrapped(bootstrapped: bool) -> None:
     sandbox = shortened("constant", 12)
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=0)
-    learner = LearningPolicy(agent, sandbox.world, sandbox.reward, run_seed=0)
+    learner = learner_in(sandbox.world, agent, sandbox.reward, run_seed=0)
     for number in range(sandbox.rounds):
         run_episodes(sandbox.world, learner, sandbox.reward, episode_seeds(0, number))
         assert learner.buffer is not None

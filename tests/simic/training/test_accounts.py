@@ -97,7 +97,7 @@ def test_a_lost_env_counts_on_with_the_critics_value():
             if number == 2:
                 expected = values[1]
             before = after
-        rollout = client._buffer.rollout()
+        rollout = client.buffer.rollout()
     assert rollout.truncated_TN[:, 1].tolist() == [False, True, False, False]
     assert rollout.bootstraps_TN[1, 1] == expected
     assert rollout.valid_TN[:, 1].tolist() == [True, True, False, False]

@@ -22,7 +22,7 @@ from esper.simic.rewards import Calibration, default_gamma
 from esper.simic.telemetry.debug_telemetry import check_numerical_stability, collect_per_layer_gradients
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.accounts import Pricing
+from esper.simic.training.accounts import EpisodeAccounts, Pricing
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
@@ -191,12 +191,11 @@ def _client(
     saved: RunState | None,
 ) -> SimicClient | FixedClient:
     gamma = default_gamma(task.horizon) if config.gamma is None else config.gamma
-    pricing = Pricing(
-        mode=config.reward_mode, config=reward_config(task, gamma, config.reward_weights, scale), layout=layout
-    )
+    prices = reward_config(task, gamma, config.reward_weights, scale)
+    accounts = EpisodeAccounts(Pricing(mode=config.reward_mode, config=prices, layout=layout))
     if config.controller != LEARNED:
         setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
-        return FixedClient(make_controller(config.controller, setting), pricing, on_step=recorder.step)
+        return FixedClient(make_controller(config.controller, setting), accounts, on_step=recorder.step)
     rewards = RewardNormalizer()
     if saved is None:
         ppo = config.ppo_config(episode_length=task.horizon, gamma=gamma)
@@ -207,4 +206,6 @@ def _client(
         agent = saved.agent
         rewards.load_state_dict(saved.reward_scale)
     context = FeatureContext(layout=layout, lifecycle=task.lifecycle, num_classes=task.num_classes)
-    return SimicClient(agent, context, pricing, rewards, run_seed=config.seed, on_step=recorder.step)
+    return SimicClient(
+        agent, context, accounts, rewards, horizon=task.horizon, run_seed=config.seed, on_step=recorder.step
+    )
