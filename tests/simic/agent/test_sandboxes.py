@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
-from torch import Tensor
 
 from esper.leyline import EpisodeSeed
 from esper.scripts import sandbox as command
@@ -24,15 +22,11 @@ from esper.scripts.sandbox_loop import (
     unseen,
 )
 from esper.scripts.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, grow_one
-from esper.simic.agent import sampling
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import network_shape
 
 BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
-
-
-ABLATIONS_THAT_FAIL = [("uniform_prior", "decoy"), ("one_step", "decoy"), ("magnified", "recover")]
 
 
 def shortened(name: str, rounds: int) -> Sandbox:
@@ -147,26 +141,7 @@ def test_five_of_five_agents_pass(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("ablation", "name"), ABLATIONS_THAT_FAIL)
-def test_without_an_ingredient_a_sandbox_fails(ablation: str, name: str) -> None:
-    sandbox = replace(BY_NAME[name], config=ABLATIONS[ablation](BY_NAME[name].config))
-    results = [trained(sandbox, run_seed) for run_seed in range(2)]
-    assert not all(passed for _, passed in results), results
-
-
-def floored(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> sampling._Distribution:
-    """Explores by a least probability for every legal choice. Below it there is no gradient of any kind."""
-    num_legal_B = legal_BC.sum(dim=-1)
-    floor_B1 = (epsilon / num_legal_B)[:, None]
-    policy_BC = torch.softmax(logits_BC.masked_fill(~legal_BC, sampling.MASKED_LOGIT), dim=-1)
-    held_BC = torch.where(legal_BC, policy_BC.clamp(min=floor_B1), 1e-30)
-    log_held_BC = torch.log(held_BC / held_BC.sum(dim=-1, keepdim=True))
-    return sampling._Distribution(legal_BC, num_legal_B, log_held_BC, log_held_BC)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_with_hard_floors_a_habit_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_mix", floored)
-    results = [trained(BY_NAME["recover"], run_seed) for run_seed in range(2)]
-    assert not all(passed for _, passed in results), results
+def test_with_one_step_per_round_the_agent_stays_at_the_decoy() -> None:
+    sandbox = BY_NAME["decoy"]
+    reached, passed = trained(replace(sandbox, config=ABLATIONS["one_step"](sandbox.config)), run_seed=0)
+    assert not passed, reached
