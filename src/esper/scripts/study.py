@@ -23,7 +23,7 @@ class Study:
     description: str
     preset: str
     """Recipe of the policies; it names the task."""
-    policies: int = 3
+    policies: int = 5
     """Policies that are trained independently, with run seeds 0, 1, ..."""
     seeds: int = 20
     """Paired run seeds of the evaluation."""
@@ -53,6 +53,9 @@ def study_command(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=f"One of {', '.join(STUDIES)}.")],
     out: Annotated[Path, tyro.conf.arg(help="Folder for runs and results.")] = Path("runs/studies"),
     workers: Annotated[int | None, tyro.conf.arg(help="Worker processes; default: one per core.")] = None,
+    policies: Annotated[
+        int | None, tyro.conf.arg(help="Policies to train; default: the study's own. One speaks for itself only.")
+    ] = None,
     quick: Annotated[bool, tyro.conf.arg(help="One policy and five pairs: not evidence, but the whole way.")] = False,
 ) -> None:
     """Train policies, tune the fixed controllers, and compare all of them on the test split.
@@ -67,10 +70,13 @@ def study_command(
 
     study, console = STUDIES[name], Console()
     count = usable_cores() if workers is None else workers
-    folder = out / (f"{name}-quick" if quick else name)
+    num_policies = 1 if quick else study.policies if policies is None else policies
+    if num_policies < 1:
+        raise ValueError(f"--policies must be at least 1, got {policies}")
+    folder = out / (f"{name}-quick" if quick else name if policies is None else f"{name}-{num_policies}")
     console.print(f"[bold]{name}[/bold]: {study.description}", soft_wrap=True)
     runs = []
-    for seed in range(1 if quick else study.policies):
+    for seed in range(num_policies):
         start = _start(study, folder, seed, count)
         if start.rounds_done < start.config.rounds:
             run_and_show(start, None)
