@@ -52,7 +52,7 @@ class ChoiceCounter:
             self._num_forced[head] += len(legal) == 1
 
     def stats(self, head: str) -> ChoiceStats:
-        """The counts of one head."""
+        """The counts of one head; choices that were never legal are left out."""
         return ChoiceStats(
             head=head,
             choices={
@@ -62,6 +62,7 @@ class ChoiceCounter:
                     num_ok=self._ok[head][name],
                 )
                 for name in self._names[head]
+                if self._legal[head][name]
             },
             num_decisions=self._num_decisions[head],
             num_forced=self._num_forced[head],

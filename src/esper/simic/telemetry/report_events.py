@@ -101,7 +101,7 @@ def describe_coalitions(table: CoalitionTable, fossils: Iterable[str]) -> Coalit
 class GateWatch:
     """Tells what guards the next move of each seed; below DEBUG only when the answer changed."""
 
-    _last: dict[tuple[int, str], tuple[str | None, Gate, tuple[tuple[str, bool], ...]]] = field(default_factory=dict)
+    _last: dict[tuple[int, str], tuple[str, Gate, bool]] = field(default_factory=dict)
 
     def emit(
         self, hub: EventSink, ctx: EnvContext, report: EpochReport, config: LifecycleConfig, *, always: bool = False
@@ -116,7 +116,7 @@ class GateWatch:
                 continue
             target, gate = guarded
             result = gate(slot, config)
-            answer = slot.seed_id, result.gate, tuple((check.name, check.passed) for check in result.checks)
+            answer = slot.seed_id, result.gate, result.passed
             if always or self._last.get((ctx.env, slot.slot_id)) != answer:
                 _emit(hub, ctx, T.GATE_EVALUATED, _evaluation(slot.seed_id, slot.slot_id, target, result))
             self._last[ctx.env, slot.slot_id] = answer

@@ -6,6 +6,7 @@ A level never reaches training: what gates, observations, governor or rewards re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, get_args
 
 from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel
@@ -18,6 +19,7 @@ _ENABLED: dict[TelemetryLevel, frozenset[TelemetryEventType]] = {
 }
 
 
+@cache
 def enabled(level: TelemetryLevel) -> frozenset[TelemetryEventType]:
     """The types of events that a level tells."""
     return _ENABLED[level]

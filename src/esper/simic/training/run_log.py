@@ -39,7 +39,7 @@ from esper.simic.telemetry.emitters import (
     emit_with_env_context,
 )
 from esper.simic.telemetry.readings import EpochInputs, UpdateInputs
-from esper.simic.telemetry.records import EnvContext, UpdateClock
+from esper.simic.telemetry.records import Decision, EnvContext, UpdateClock
 from esper.simic.telemetry.report_events import (
     GateWatch,
     emit_coalitions_measured,
@@ -50,7 +50,7 @@ from esper.simic.telemetry.report_events import (
 )
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 from esper.simic.training.accounts import EpisodeStats, StepAccount
-from esper.simic.training.step_payloads import decision_record, episode_completed
+from esper.simic.training.step_payloads import decision_records, episode_completed
 
 T = TelemetryEventType
 PRIMARY_TERMS = frozenset({"terminal", "size", "rollback"})
@@ -108,11 +108,12 @@ class RunLog:
 
     def step(self, facts: StepFacts) -> None:
         """All envs finished a step; each is told whole before the next. Envs that sat it out are not told."""
+        decisions = None if facts.decision is None else decision_records(facts.decision, facts.specs)
         for env, account in enumerate(facts.accounts):
             if account is not None:
-                self._env_step(facts, env, account)
+                self._env_step(facts, env, account, None if decisions is None else decisions[env])
 
-    def _env_step(self, facts: StepFacts, env: int, account: StepAccount) -> None:
+    def _env_step(self, facts: StepFacts, env: int, account: StepAccount, decision: Decision | None) -> None:
         before, report = facts.before.reports[env], facts.after.reports[env]
         spec, outcome = facts.specs[env], facts.after.outcomes[env]
         ctx = EnvContext(round=self._round_idx, episode=before.episode, env=before.env_id, epoch=before.epochs_done)
@@ -129,7 +130,6 @@ class RunLog:
             always = level is TelemetryLevel.DEBUG
             self._gates.emit(self._hub, ctx, report, self._task.lifecycle, always=always)
         if T.ACTION_TAKEN in wanted:
-            decision = None if facts.decision is None else decision_record(facts.decision, env, spec)
             emit_last_action(self._hub, ctx, spec, outcome, decision, account.components, facts.scaled[env])
         emit_suspicions(self._hub, ctx, account.suspicions)
         found = self._detector.check_all(EpochInputs(report=report), ctx)

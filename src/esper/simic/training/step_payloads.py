@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, cast
 
 from esper.leyline import HEAD_NAMES, ActionSpec, EpisodeCompleted, HeadDecision, heads_used_by
@@ -11,26 +12,37 @@ from esper.simic.telemetry.records import Decision as DecisionRecord
 from esper.simic.training.accounts import EpisodeStats
 
 
-def decision_record(decision: Decision, env: int, spec: ActionSpec) -> DecisionRecord:
-    """What the agent knew when it chose for one env."""
-    log_probs: dict[str, float] = dict(decision.log_probs(env))  # type: ignore[arg-type]
-    entropies: dict[str, float | None] = dict(decision.entropies(env))  # type: ignore[arg-type]
-    num_legal = dict(zip(HEAD_NAMES, decision.num_legal_NH[env].tolist(), strict=True))
-    used = heads_used_by(spec.op)
+def decision_records(decision: Decision, specs: Sequence[ActionSpec]) -> list[DecisionRecord]:
+    """What the agent knew when it chose, for every env. Tensors are read once for all of them."""
+    rows = zip(
+        specs,
+        decision.log_probs_NH.tolist(),
+        decision.entropies_NH.tolist(),
+        decision.num_legal_NH.tolist(),
+        decision.values_N.tolist(),
+        strict=True,
+    )
+    return [_decision(*row) for row in rows]
+
+
+def _decision(
+    spec: ActionSpec, log_probs: list[float], entropies: list[float], num_legal: list[int], value: float
+) -> DecisionRecord:
+    used = [(head, HEAD_NAMES.index(head)) for head in heads_used_by(spec.op)]
     heads = {
         head: HeadDecision(
             choice=spec.op.name if head == "op" else str(getattr(spec, head)),
-            prob_share=math.exp(log_probs[head]),
-            entropy_share=entropies[head],
-            num_legal=num_legal[head],
+            prob_share=math.exp(log_probs[row]),
+            entropy_share=entropies[row] if num_legal[row] > 1 else None,
+            num_legal=num_legal[row],
             probs=None,
         )
-        for head in used
+        for head, row in used
     }
     return DecisionRecord(
-        forced=all(num_legal[head] == 1 for head in used),
-        value=float(decision.values_N[env]),
-        log_prob=math.fsum(log_probs.values()),
+        forced=all(num_legal[row] == 1 for _, row in used),
+        value=value,
+        log_prob=math.fsum(log_probs),
         heads=heads,
     )
 
