@@ -141,7 +141,8 @@ def test_five_of_five_agents_pass(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_with_one_step_per_round_the_agent_stays_at_the_decoy() -> None:
-    sandbox = BY_NAME["decoy"]
-    reached, passed = trained(replace(sandbox, config=ABLATIONS["one_step"](sandbox.config)), run_seed=0)
+@pytest.mark.parametrize(("ablation", "name"), [("one_step", "decoy"), ("magnified", "recover")])
+def test_without_an_ingredient_a_sandbox_fails(ablation: str, name: str) -> None:
+    sandbox = replace(BY_NAME[name], config=ABLATIONS[ablation](BY_NAME[name].config))
+    reached, passed = trained(sandbox, run_seed=0)
     assert not passed, reached
