@@ -13,6 +13,7 @@ from esper.scripts.evaluate import evaluate_command
 from esper.scripts.train import run_and_show
 
 if TYPE_CHECKING:
+    from esper.simic.training.config import TrainingConfig
     from esper.simic.training.session import Start
 
 
@@ -65,7 +66,7 @@ def study_command(
     """
     if name not in STUDIES:
         raise ValueError(f"unknown study {name!r}. Known: {', '.join(STUDIES)}")
-    from esper.simic.training.config import preset
+    from esper.simic.training.config import preset, with_overrides
     from esper.tolaria.runtime import usable_cores
 
     study, console = STUDIES[name], Console()
@@ -75,13 +76,13 @@ def study_command(
         raise ValueError(f"--policies must be at least 1, got {policies}")
     folder = out / (f"{name}-quick" if quick else name if policies is None else f"{name}-{num_policies}")
     console.print(f"[bold]{name}[/bold]: {study.description}", soft_wrap=True)
+    config = with_overrides(preset(study.preset), {**study.changes, "workers": min(count, preset(study.preset).envs)})
     runs = []
     for seed in range(num_policies):
-        start = _start(study, folder, seed, count)
+        start = _start(with_overrides(config, {"seed": seed}), folder / f"policy-{seed}")
         if start.rounds_done < start.config.rounds:
             run_and_show(start, None)
         runs.append(start.run.path)
-    config = preset(study.preset)
     common: dict[str, Any] = {
         "task": config.task,
         "epochs": config.episode_length,
@@ -102,18 +103,15 @@ def study_command(
     )
 
 
-def _start(study: Study, folder: Path, seed: int, workers: int) -> Start:
+def _start(config: TrainingConfig, path: Path) -> Start:
     """The training of one policy: from its newest checkpoint, or from the beginning."""
     from esper.simic.training.checkpoint import checkpoint_folders
-    from esper.simic.training.config import preset, with_overrides
     from esper.simic.training.run_dir import open_run
     from esper.simic.training.session import start_again, start_new
     from esper.simic.training.storage import remove
 
-    path = folder / f"policy-{seed}"
     if path.is_dir() and checkpoint_folders(open_run(path)):
-        return start_again(path, {"workers": workers})
+        return start_again(path, {"workers": config.workers})
     if path.is_dir():
         remove(path)  # it was stopped before its first checkpoint
-    config = with_overrides(preset(study.preset), {**study.changes, "seed": seed, "workers": workers})
-    return start_new(config, folder, path.name)
+    return start_new(config, path.parent, path.name)
