@@ -7,7 +7,7 @@ EXTRAS := dev,onnx,plots,bench,metrics,runs,evidence
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow evidence test test-slow test-gpu check format lint type imports spell sandbox bench clean
+.PHONY: help setup run grow evidence test test-slow test-gpu replay check format lint type imports spell sandbox bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ sandbox: $(VENV)/.ready  ## train the agent in small worlds whose best policy is
 test-slow: $(VENV)/.ready  ## run the long evidence and stress tests
 	$(BIN)/python -m pytest -n auto -m slow
 
+replay: $(VENV)/.ready  ## compare a seeded run, bit by bit and event by event, with the stored one
+	$(BIN)/python tools/replay.py $(if $(UPDATE),--update)
+
 test-gpu: $(VENV)/.ready  ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
@@ -52,6 +55,7 @@ bench: $(VENV)/.ready  ## measure speed beside plain PyTorch; figures also as JS
 	$(BIN)/esper bench engine --task digits_conv --out runs/bench-engine-cnn.json
 	$(BIN)/esper bench coalitions --out runs/bench-coalitions.json
 	$(BIN)/esper bench ppo --out runs/bench-ppo.json
+	$(BIN)/esper bench telemetry --out runs/bench-telemetry.json
 
 check: lint type imports spell  ## formatting, lint, types, import contracts, spelling
 

@@ -1,0 +1,86 @@
+"""Compares a seeded training run, weights, history and events, with the stored one: did a change alter any result?
+
+    make replay            compare
+    make replay UPDATE=1   store what this build does, after a change that is meant to alter results
+
+Bits are promised for one kind of processor and one torch version, so the stored run says where it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from esper.karn.replay import replay
+from esper.leyline import EVENTS, TIMING_SUFFIXES, LoggedEvent, TelemetryLevel
+from esper.nissa import TelemetryHub, begin_attempt
+from esper.simic.telemetry.telemetry_config import TelemetryConfig
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.identity import identity, identity_differences
+from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
+from esper.simic.training.run_state import STATE_FILE, run_files
+from esper.simic.training.vectorized import AgentReads, open_trainer
+from esper.simic.training.vectorized_trainer import NeverStop
+
+STORED = Path(__file__).parent / "replay.json"
+RUN = TrainingConfig(
+    task="digits_blind", rounds=3, envs=4, episode_length=10, calibration_runs=0, worker_kind="inline", seed=1
+)
+
+
+def play() -> dict[str, str]:
+    """The run as a few hashes, by what they cover."""
+    with TemporaryDirectory(prefix="esper-") as folder:
+        begin_attempt(Path(folder), run_id="replay")
+        with TelemetryHub(Path(folder), run_id="replay", attempt=0, first_seq=0, strict=True) as hub:
+            telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
+            recorder = RunRecorder(hub, telemetry, keeper=None, display=NoDisplay(), origin=Origin(), reads=AgentReads)
+            with open_trainer(RUN, recorder, NeverStop()) as trainer:
+                trainer.run()
+                files = run_files(trainer)
+        facts = [_fact(event) for event in replay(Path(folder)) if isinstance(event, LoggedEvent)]
+    history = [asdict(replace(row, phases_ms={}, duration_s=0.0)) for row in trainer.history]
+    weights = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != STATE_FILE}
+    return {**weights, "history": _hash(history), "events": _hash([fact for fact in facts if fact is not None])}
+
+
+def _fact(event: LoggedEvent) -> Any:
+    if not EVENTS[event.type].training_fact:
+        return None
+    ids = [event.type.value, event.round, event.episode, event.env, event.epoch]
+    return [*ids, _timeless(asdict(event.data))]  # type: ignore[call-overload]
+
+
+def _timeless(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _timeless(part) for key, part in value.items() if not str(key).endswith(TIMING_SUFFIXES)}
+    return [_timeless(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def main() -> int:
+    """Compares, or stores; 0 if nothing differs."""
+    found = play()
+    if "--update" in sys.argv[1:]:
+        STORED.write_text(json.dumps({"identity": identity(), "hashes": found}, indent=2) + "\n", encoding="utf-8")
+        sys.stdout.write(f"stored: {STORED.name}\n")
+        return 0
+    stored = json.loads(STORED.read_text(encoding="utf-8"))
+    if differences := identity_differences(stored["identity"], identity()):
+        sys.stdout.write(f"not comparable, the stored run was made elsewhere: {'; '.join(differences)}\n")
+        return 0
+    differing = [name for name, value in found.items() if stored["hashes"].get(name) != value]
+    sys.stdout.write(f"differs in {', '.join(differing)}\n" if differing else "same bits\n")
+    return int(bool(differing))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
