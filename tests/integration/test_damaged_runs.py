@@ -145,3 +145,16 @@ def test_a_log_that_cannot_be_made_durable_stops_checkpoints_too(tmp_path, monke
     assert caught.value.code == 6
     assert "event log cannot be made durable" in capsys.readouterr().err
     assert list((tmp_path / "a" / CHECKPOINTS_DIR).iterdir()) == []
+
+
+def test_a_log_with_gaps_shows_in_the_exit_code(tmp_path, monkeypatch, capsys):
+    from dataclasses import replace
+
+    from esper.nissa import TelemetryHub
+
+    close = TelemetryHub.close
+    monkeypatch.setattr(TelemetryHub, "close", lambda self, timeout=5.0: replace(close(self, timeout), complete=False))
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "ppo", *SMOKE, "--rounds", "1", "--runs", str(tmp_path), "--run-id", "a"])
+    assert caught.value.code == 3
+    assert "Done." in capsys.readouterr().out, "the training itself is complete"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,17 +92,11 @@ def test_an_unfinished_round_is_not_placed() -> None:
 
 
 def read_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    points: dict[str, list[tuple[int, float]]] = {}
-    for file in sorted(folder.glob("events.*")):
-        content, at = file.read_bytes(), 0
-        while at < len(content):
-            (size,) = struct.unpack_from("<Q", content, at)
-            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
-            at += size + 16
-            for value in event.summary.value:
-                points.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return points
+    """What TensorBoard itself sees."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    seen = reader.EventAccumulator(str(folder))
+    seen.Reload()
+    return {tag: [(point.step, point.value) for point in seen.Scalars(tag)] for tag in seen.Tags()["scalars"]}
 
 
 def test_tensorboard_files_hold_one_point_per_round_and_curve(tmp_path: Path) -> None:
