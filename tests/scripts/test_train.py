@@ -197,3 +197,18 @@ def test_a_termination_request_stops_now_and_saves_the_boundary(tmp_path):
     assert "stopping now" in err
     done = json.loads((tmp_path / "a" / EVENTS_FILE).read_text().splitlines()[-1])["data"]["num_rounds_total"]
     assert checkpoints(tmp_path / "a")[-1] == f"ckpt-{done:08d}"
+
+
+def test_a_stop_while_the_scale_is_measured_is_no_crash(tmp_path):
+    process = start(
+        "ppo", "--task", "digits_blind", "--envs", 4, "--episode-length", 40, "--runs", tmp_path, "--run-id", "a"
+    )
+    wait_for((tmp_path / "a" / STATUS_FILE).is_file, process)
+    time.sleep(1.0)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    assert "Stopped before the first round" in out
+    last = json.loads((tmp_path / "a" / EVENTS_FILE).read_text().splitlines()[-1])
+    assert (last["type"], last["data"]["status"]) == ("RUN_ENDED", "interrupted")

@@ -120,7 +120,9 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
         finish = run_session(start, stop, display, data_dir=data_dir)
     if finish.history:
         console.print(outcome_table(finish.history, config.envs))
-    if len(finish.history) < config.rounds:
+    if not finish.history:
+        console.print("Stopped before the first round; there is nothing to go on from.", soft_wrap=True)
+    elif len(finish.history) < config.rounds:
         console.print(f"Stopped. Go on with: esper train --resume {start.run.path}", soft_wrap=True)
     else:
         console.print(f"Done. Everything is in {start.run.path}", soft_wrap=True)

@@ -123,11 +123,15 @@ def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: 
         RunBusy: Another process works on this run.
         Exception: Whatever went wrong, after the log has its end marker.
     """
-    with sitting(start, stop, display, data_dir=data_dir) as seat:
-        try:
-            seat.trainer.run()
-        except StepCancelled:
-            seat.save_boundary()
+    try:
+        with sitting(start, stop, display, data_dir=data_dir) as seat:
+            try:
+                seat.trainer.run()
+            except StepCancelled:
+                seat.save_boundary()
+    except StepCancelled:  # before the first round, while the scale was measured
+        done = () if start.saved is None else start.saved.history
+        return Finish(history=done, exit_code=stop.exit_code or ExitCode.INTERRUPTED)
     code = ExitCode.DONE if stop.exit_code is None else stop.exit_code
     if code is ExitCode.DONE and not seat.log_complete:
         code = ExitCode.LOG_INCOMPLETE
@@ -228,7 +232,9 @@ def _recorder(start: Start, display: Display, attempt: int, hub: Hub) -> RunReco
 def _end(hub: Hub, problem: BaseException | None, trainer: VectorizedPPOTrainer | None, wall_s: float) -> None:
     history = [] if trainer is None else trainer.history
     status: Literal["completed", "failed", "interrupted"] = "failed"
-    if problem is None and trainer is not None:
+    if isinstance(problem, StepCancelled):
+        status, problem = "interrupted", None
+    elif problem is None and trainer is not None:
         status = "completed" if trainer.next_round >= trainer.config.rounds else "interrupted"
     tail = None
     if problem is not None:
