@@ -49,6 +49,14 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return log.path.read_bytes()
 
 
+def test_a_damaged_attempt_number_inside_a_file_starts_no_attempt(content: bytes, tmp_path: Path) -> None:
+    lines = content.splitlines(keepends=True)
+    lines[5] = lines[5].replace(b'"attempt": 0', b'"attempt": 7', 1)
+    (tmp_path / "events.jsonl").write_bytes(b"".join(lines))
+    read_in_every_way(tmp_path)
+    assert len(Follower(tmp_path).poll().items) == len(lines)
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_bytes_changed_lost_or_doubled_anywhere(seed: int, content: bytes, tmp_path: Path) -> None:

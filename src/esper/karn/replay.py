@@ -168,32 +168,25 @@ class Follower:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self._starts: dict[int, int] = {}
+        self._starts: Mapping[int, int] = {}
         self._offsets: dict[int, int] = {}
 
     def poll(self) -> Batch:
         """Everything that was written since the last call."""
-        restarted = False
-        items = self._read_on()
-        while self._sees_new_attempt(items):
-            restarted = True
-            self._offsets.clear()
-            items = self._read_on()
-        kept = tuple(item for item in items if isinstance(item, BadLine) or counts(item, self._starts))
+        with open_log(self.run_dir) as files:
+            starts = attempt_starts(files)
+            restarted = bool(self._starts) and set(starts) != set(self._starts)
+            if restarted:
+                self._offsets.clear()
+            self._starts = starts
+            items = self._read_on(files)
+        kept = tuple(item for item in items if isinstance(item, BadLine) or counts(item, starts))
         return Batch(restarted=restarted, items=kept)
 
-    def _sees_new_attempt(self, items: Sequence[LogItem]) -> bool:
-        known = set(self._starts)
-        for item in items:
-            if isinstance(item, LoggedEvent):
-                self._starts.setdefault(item.attempt, item.seq)
-        return bool(known) and set(self._starts) != known
-
-    def _read_on(self) -> list[LogItem]:
+    def _read_on(self, files: Sequence[LogFile]) -> list[LogItem]:
         items = []
-        with open_log(self.run_dir) as files:
-            for file in files:
-                for offset, line in file.lines(self._offsets.get(file.inode, 0)):
-                    items.append(read_item(file.name, offset, line))
-                    self._offsets[file.inode] = offset + len(line)
+        for file in files:
+            for offset, line in file.lines(self._offsets.get(file.inode, 0)):
+                items.append(read_item(file.name, offset, line))
+                self._offsets[file.inode] = offset + len(line)
         return items
