@@ -110,10 +110,10 @@ def test_the_command_takes_an_ingredient_away(
 
     monkeypatch.setattr(command, "_run", note)
     for name in ABLATIONS:
-        main(["sandbox", "--seeds", "1", "--only", "decoy", "--ablate", name])
-    main(["sandbox", "--seeds", "1", "--only", "decoy"])
+        main(["sandbox", "--seeds", "1", "--only", "coin", "--ablate", name])
+    main(["sandbox", "--seeds", "1", "--only", "coin"])
     assert len(set(ran)) == len(ABLATIONS) + 1
-    assert ran[-1] == BY_NAME["decoy"].config
+    assert ran[-1] == BY_NAME["coin"].config
     with pytest.raises(SystemExit) as stopped:
         main(["sandbox", "--ablate", "prior"])
     assert stopped.value.code == 2
