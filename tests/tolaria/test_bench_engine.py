@@ -84,7 +84,11 @@ def test_the_table_shows_every_figure() -> None:
         "growth": [row],
         "throughput_by_envs": {"8": spread},
         "slot_cost": {"slots": 3, "step_over_one_slot_cpu": spread, **counts},
-        "scaling": {"speed_up": spread, **counts, "steps_disturbed": 0},
+        "scaling": {
+            **dict.fromkeys(("speed_up", "plain_speed_up", "cpu_all_over_one", "waiting_share"), spread),
+            **counts,
+            "steps_disturbed": 0,
+        },
         "memory": {"pss_per_worker_bytes": 2.5e8, "pss_per_env_bytes": 3e5},
     }
     text = io.StringIO()
@@ -92,3 +96,4 @@ def test_the_table_shows_every_figure() -> None:
     assert "8 coalitions / one pass of the same net" in text.getvalue()
     assert "4 steps were disturbed by other processes: nearly all" in text.getvalue()
     assert "250 MB per worker, 0.30 MB per host" in text.getvalue()
+    assert "plain loops in the same processes" in text.getvalue()
