@@ -28,13 +28,12 @@ def test_three_kills_change_nothing(tmp_path, undisturbed):
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments_change_nothing(tmp_path, undisturbed):
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(10))
+def test_many_kills_at_random_moments_change_nothing(tmp_path, undisturbed, number):
+    """Ten runs with at least two kills each; the moments differ from one execution to the next."""
     seed = random.randrange(1 << 30)
     print(f"kills are drawn with seed {seed}")
-    chance, kills = random.Random(seed), 0
-    for number in range(8):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        delays = [chance.uniform(0.0, 2.5) for _ in range(4)]
-        kills += survive(folder, undisturbed, delays, workers=1 + number % 2)
-    assert kills >= 20
+    chance = random.Random(seed)
+    delays = [chance.uniform(0.0, 2.0) for _ in range(4)]
+    assert survive(tmp_path, undisturbed, delays, workers=1 + number % 2) >= 2
