@@ -327,7 +327,8 @@ SANDBOXES: tuple[Sandbox, ...] = (
         _CUE,
         name="cue_blind",
         shows="the same without memory: must not be solved, or the cue leaks",
-        share=0.6,
+        # Guessing pays a third, but an agent may hedge and plant several; what counts is that it stays clearly below.
+        share=0.75,
         config=replace(_CUE.config, memory=False),
         higher_is_better=False,
     ),
