@@ -225,7 +225,7 @@ _DIGITS = {
 """Chosen on controller-validation of digits_blind."""
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "demo": {**_DIGITS, "task": "digits_blind", "param_budget": 1_300, "rounds": 20, "envs": 12},
+    "demo": {**_DIGITS, "task": "digits_blind", "param_budget": 1_300, "rounds": 16, "envs": 12},
     "digits_blind": {**_DIGITS, "task": "digits_blind", "param_budget": 1_300},
     "digits_saturated": {**_DIGITS, "task": "digits_saturated", "param_budget": 7_215},
     "digits_conv": {**_DIGITS, "task": "digits_conv", "param_budget": 2_000},
