@@ -363,7 +363,9 @@ SANDBOXES: tuple[Sandbox, ...] = (
         name="recover",
         shows="30 rounds in the inert world, then the decoy's: a habit of waiting must be unlearned",
         share=0.6,
-        config=_config(DECOY_WORLD, 90),
+        # A world that changes gives no notice, so the schedules are those of a longer life: with schedules that end
+        # with round 90 one agent in five has stopped trying things before it has found what pays now.
+        config=_config(DECOY_WORLD, 120),
         rounds=60,
         first_world=INERT_WORLD,
         first_rounds=30,

@@ -141,7 +141,9 @@ def test_five_of_five_agents_pass(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("ablation", "name"), [("one_step", "decoy"), ("magnified", "recover")])
+@pytest.mark.parametrize(
+    ("ablation", "name"), [("one_step", "decoy"), ("magnified", "recover"), ("uniform_prior", "recover")]
+)
 def test_without_an_ingredient_a_sandbox_fails(ablation: str, name: str) -> None:
     sandbox = replace(BY_NAME[name], config=ABLATIONS[ablation](BY_NAME[name].config))
     reached, passed = trained(sandbox, run_seed=0)

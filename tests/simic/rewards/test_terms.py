@@ -192,6 +192,22 @@ def test_the_drip_of_a_seed_stays_within_what_was_left_to_it(blueprint: str, com
         assert amount * credit > 0.0 if credit else amount == 0.0
 
 
+@given(st.integers(8, 19), st.lists(st.floats(-1e4, 1e4), min_size=20, max_size=20), st.floats(0.0, 1.0))
+def test_no_course_of_credits_makes_a_seed_drip_more_than_was_left(
+    commit: int, credits: list[float], now_share: float
+) -> None:
+    run = transitions(kept(commit=commit))
+    drips = [
+        terms.drip(credited(transition, credit) if t >= commit else transition, now_share)
+        for t, (transition, credit) in enumerate(zip(run, credits, strict=True))
+    ]
+    left = (1.0 - now_share) * 0.2
+    assert -0.5 * left - 1e-12 <= math.fsum(drips) <= left + 1e-12
+    assert drips[: commit + 1] == [0.0] * (commit + 1), "nothing drips in the commit step or before it"
+    for amount, credit in zip(drips[commit + 1 :], credits[commit + 1 :], strict=True):
+        assert amount * credit >= 0.0, "the sign follows the credit"
+
+
 def test_a_splendid_fossil_drips_the_whole_rest_and_a_dreadful_one_half_of_it_back() -> None:
     run = transitions(kept())[11:]
     for credit, expected in ((1e6, 0.14), (-1e6, -0.07)):
