@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+
 from esper.karn.replay import replay
 from esper.leyline import EVENTS, TIMING_SUFFIXES, LoggedEvent, TelemetryLevel
 from esper.nissa import TelemetryHub, begin_attempt
@@ -44,7 +46,7 @@ def play() -> dict[str, str]:
                 trainer.run()
                 files = run_files(trainer)
         facts = [_fact(event) for event in replay(Path(folder)) if isinstance(event, LoggedEvent)]
-    history = [asdict(replace(row, phases_ms={}, duration_s=0.0)) for row in trainer.history]
+    history = [asdict(replace(row, phases_ms={}, phases_cpu_ms={}, duration_s=0.0)) for row in trainer.history]
     weights = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != STATE_FILE}
     return {**weights, "history": _hash(history), "events": _hash([fact for fact in facts if fact is not None])}
 
@@ -68,6 +70,7 @@ def _hash(value: Any) -> str:
 
 def main() -> int:
     """Compares, or stores; 0 if nothing differs."""
+    torch.set_num_threads(1)  # sums of several threads have bits of their own
     found = play()
     if "--update" in sys.argv[1:]:
         STORED.write_text(json.dumps({"identity": identity(), "hashes": found}, indent=2) + "\n", encoding="utf-8")

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from esper.karn.integrity import check_run
 from esper.leyline import EVENTS, TIMING_SUFFIXES, TelemetryEventType
 from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE, SEGMENTS_DIR
 from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.run_state import STATE_FILE
 
 ROUNDS = 5
+NO_END = "no end marker: the last event is not RUN_ENDED"
 FLAGS = (
     "--preset", "smoke", "--task", "digits_mlp", "--rounds", ROUNDS, "--checkpoint-s", 0, "--keep-checkpoints", 2,
     "--seed", 5,
@@ -41,14 +43,40 @@ def run_through(runs: Path, name: str, workers: int) -> Path:
 def kill_and_resume(run: Path, delays_s: list[float], workers: int) -> int:
     """Starts the run, kills it after its first checkpoint, then resumes and kills it again. Returns the kills."""
     process = launch("ppo", *FLAGS, "--runs", run.parent, "--run-id", run.name, "--workers", workers)
-    _await(lambda: any((run / CHECKPOINTS_DIR).glob("ckpt-*/manifest.json")), process)
+    _await(lambda: bool(checkpoints(run)), process)
     kills = _kill_after(delays_s[0], process)
+    check_prefix(run)
     for delay_s in delays_s[1:]:
         started = time.time()
         process = launch("--resume", run, "--workers", workers)
         _await(lambda since=started: _written_since(run / EVENTS_FILE, since), process)
         kills += _kill_after(delay_s, process)
+        check_prefix(run)
     return kills
+
+
+def kill_before_checkpoint(run: Path) -> None:
+    """Starts a run with long rounds and kills it in the first of them."""
+    process = launch(
+        "ppo", *FLAGS, "--episode-length", 400, "--runs", run.parent, "--run-id", run.name, "--workers", 1
+    )  # fmt: skip
+    kill_when(lambda: b"EPOCH_COMPLETED" in _content(run / EVENTS_FILE), process)
+    assert checkpoints(run) == []
+
+
+def checkpoints(run: Path) -> list[Path]:
+    return sorted((run / CHECKPOINTS_DIR).glob("ckpt-*/manifest.json"))
+
+
+def check_prefix(run: Path) -> None:
+    """A kill may leave a log without an end and half a line. Nothing else may be wrong with it."""
+    found = check_run(run)
+    assert set(found.problems) <= {NO_END}
+    assert found.num_lines > 0
+
+
+def _content(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def _written_since(log: Path, wall: float) -> bool:
@@ -56,6 +84,12 @@ def _written_since(log: Path, wall: float) -> bool:
         return log.stat().st_mtime >= wall
     except FileNotFoundError:  # between closing one segment and opening the next
         return False
+
+
+def kill_when(sign: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Kills a run that has come this far."""
+    _await(sign, process)
+    assert _kill_after(0.0, process) == 1, "it was over before it could be killed"
 
 
 def _kill_after(delay_s: float, process: subprocess.Popen[str]) -> int:
@@ -91,7 +125,7 @@ def final_bits(run: Path) -> dict[str, object]:
     files: dict[str, object] = dict(loaded.files)
     state = json.loads(loaded.files[STATE_FILE])
     for row in state["history"]:
-        row["phases_ms"], row["duration_s"] = {}, 0.0
+        row["phases_ms"], row["phases_cpu_ms"], row["duration_s"] = {}, {}, 0.0
     for machine in ("workers", "rounds"):
         state["config"].pop(machine)
     files[STATE_FILE] = state
@@ -105,16 +139,20 @@ def lines(run: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in content]
 
 
-def training_facts(run: Path) -> list[tuple[object, ...]]:
-    """The canonical training facts: what a later attempt wrote again counts once, and no time of the machine."""
-    written = lines(run)
+def canonical(run: Path) -> list[dict[str, object]]:
+    """The events that count: what a later attempt wrote again appears once."""
     manifest = json.loads((run / "manifest.json").read_text())
     first = {entry["attempt"]: entry["first_seq"] for entry in manifest["attempts"]}
-    kept = [
+    return [
         event
-        for event in written
+        for event in lines(run)
         if all(event["seq"] < begin for attempt, begin in first.items() if attempt > event["attempt"])
     ]
+
+
+def training_facts(run: Path) -> list[tuple[object, ...]]:
+    """The canonical training facts, without times of the machine."""
+    kept = canonical(run)
     numbers = [event["seq"] for event in kept]
     assert numbers == sorted(set(numbers)), "no event twice"
     assert numbers == list(range(len(numbers))), "no event lost"

@@ -5,7 +5,18 @@ import random
 
 import pytest
 
-from tests.integration.kills import final_bits, finish, kill_and_resume, run_through, training_facts
+from esper.karn.integrity import check_run
+from esper.leyline.rundir import EVENTS_FILE
+from esper.scripts.cli import main
+from tests.integration.kills import (
+    check_prefix,
+    final_bits,
+    finish,
+    kill_and_resume,
+    kill_before_checkpoint,
+    run_through,
+    training_facts,
+)
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +29,7 @@ def survive(runs, undisturbed, delays, workers):
     run = runs / "killed"
     kills = kill_and_resume(run, delays, workers)
     finish(run, workers)
+    assert check_run(run).problems == ()
     assert final_bits(run) == undisturbed[0]
     assert training_facts(run) == undisturbed[1]
     return kills
@@ -25,6 +37,18 @@ def survive(runs, undisturbed, delays, workers):
 
 def test_three_kills_change_nothing(tmp_path, undisturbed):
     assert survive(tmp_path, undisturbed, [0.3, 0.9, 0.1], workers=1) >= 1
+
+
+def test_a_kill_before_the_first_checkpoint_leaves_a_readable_log_and_no_way_to_go_on(tmp_path, capsys):
+    run = tmp_path / "killed"
+    kill_before_checkpoint(run)
+    check_prefix(run)
+    before = (run / EVENTS_FILE).read_bytes()
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--resume", str(run)])
+    assert caught.value.code == 4
+    assert "no checkpoint yet" in capsys.readouterr().err
+    assert (run / EVENTS_FILE).read_bytes() == before
 
 
 @pytest.mark.slow

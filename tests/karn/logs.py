@@ -32,6 +32,7 @@ from esper.leyline import (
     HeadDecision,
     HeadUpdate,
     JointRatios,
+    LayerGradientStats,
     LSTMHealth,
     Moments,
     ObservationHealth,
@@ -237,16 +238,22 @@ def slot(**fields: object) -> SlotState:
     )
 
 
-def empty_slot() -> SlotState:
-    return slot(
-        stage="DORMANT",
-        seed_id=None,
-        blueprint=None,
-        alpha_share=0.0,
-        params=0,
-        contribution_pp=None,
-        grad_ratio=None,
-        grad_health=None,
+def unmeasured_slot() -> SlotState:
+    return slot(seed_id="0.0.r0c1.0", contribution_pp=None, grad_ratio=None, grad_health=None)
+
+
+def layer_stats() -> LayerGradientStats:
+    return LayerGradientStats(
+        name="head.weight",
+        num_elements=20,
+        norm=0.5,
+        mean=0.0,
+        std=0.1,
+        max_abs=0.3,
+        zero_share=0.25,
+        large_share=0.0,
+        num_nan=0,
+        num_inf=0,
     )
 
 
@@ -261,9 +268,10 @@ def epoch_completed(**fields: object) -> EpochCompleted:
             params_total=1200,
             params_fossil=0,
             lr=0.01,
-            slots={"r0c0": slot(), "r0c1": empty_slot()},
+            slots={"r0c0": slot(), "r0c1": unmeasured_slot()},
             train_ms=5.0,
             val_ms=2.0,
+            debug=(layer_stats(),),
         ),
         fields,
     )
@@ -281,8 +289,8 @@ def action_taken(**fields: object) -> ActionTaken:
             value=0.4,
             log_prob=-1.2,
             heads={
-                "op": HeadDecision(choice="GERMINATE", prob_share=0.5, entropy_share=0.8, num_legal=2, probs=None),
-                "slot": HeadDecision(choice="r0c0", prob_share=1.0, entropy_share=None, num_legal=1, probs=None),
+                "op": HeadDecision(prob_share=0.5, entropy_share=0.8, num_legal=2, probs=None),
+                "slot": HeadDecision(prob_share=0.4, entropy_share=0.9, num_legal=2, probs={"r0c0": 0.4, "r0c1": 0.6}),
             },
             reward_raw=0.5,
             reward_scaled=0.25,
@@ -373,8 +381,11 @@ def governor_changed(**fields: object) -> GovernorStateChanged:
             spread=0.1,
             num_consecutive=2,
             first_epoch=1,
+            op="GERMINATE",
+            slot_id="r0c0",
             restored_epoch=0,
             rolled_back=True,
+            seeds_removed=("0.0.r0c0.0",),
         ),
         fields,
     )

@@ -23,6 +23,7 @@ from tests.karn.logs import (
     episode_completed,
     epoch_completed,
     every_type,
+    gate_evaluated,
     germinated,
     seed_ended,
     started,
@@ -80,7 +81,7 @@ HOMES: dict[TelemetryEventType, tuple[str, ...]] = {
 }
 # Fields that appear under another name or as rows, and those that only `events` holds.
 ELSEWHERE: dict[TelemetryEventType, set[str]] = {
-    T.EPOCH_COMPLETED: {"slots"},
+    T.EPOCH_COMPLETED: {"slots", "debug"},
     T.ACTION_TAKEN: {"heads", "components"},
     T.SEED_GERMINATED: {"initiator"},
     T.SEED_STAGE_CHANGED: {"alpha_share", "epochs_in_stage"},
@@ -128,19 +129,27 @@ def test_values_arrive_as_they_were_measured(tmp_path: Path) -> None:
         assert row == [3, 5, 1, 2, None, 12.5, math.inf]
         assert math.isnan(loss)
         slots = ask(database, "select slot_id, stage, contribution_pp, blueprint from slots").rows
-    assert slots == (("r0c0", "TRAINING", 0.5, "mlp.lora"), ("r0c1", "DORMANT", None, None))
+    assert slots == (("r0c0", "TRAINING", 0.5, "mlp.lora"), ("r0c1", "TRAINING", None, "mlp.lora"))
 
 
 def test_lists_and_mappings_become_rows_in_their_order(everything: RunDatabase) -> None:
     assert ask(everything, "select mask, accuracy_pct from coalitions").rows == (("00", 78.0), ("10", 80.0))
     assert ask(everything, "select term, amount from reward_terms").rows == (("gain", 0.75), ("rent", -0.25))
-    assert ask(everything, "select head, num_legal from decision_heads").rows == (("op", 2), ("slot", 1))
+    heads = ask(everything, "select head, choice, num_legal from decision_heads").rows
+    assert heads == (("op", "GERMINATE", 2), ("slot", "r0c0", 2))
     assert ask(everything, "select choice, num_chosen from choices").rows == (("WAIT", 4), ("GERMINATE", 2))
     assert ask(everything, "select phase, cpu_ms from profile").rows == (("train", 1900.0), ("other", None))
     assert ask(everything, "select name, value, passed from gates").rows == (
         ("epochs", 1.0, False),
         ("gradient", None, False),
     )
+
+
+def test_a_gate_that_has_opened_is_a_row_without_checks(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.GATE_EVALUATED, gate_evaluated(passed=True, checks=()), round=0, episode=0, env=0, epoch=4)
+    with RunDatabase([tmp_path]) as database:
+        assert ask(database, "select gate_passed, name, value from gates").rows == ((True, None, None),)
 
 
 def test_seeds_meet_their_fates(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,10 @@ from esper.karn.process import Heartbeat, ProcessState
 from esper.karn.replay import replay
 from esper.karn.verdict import Verdict, verdict
 from esper.leyline import THRESHOLDS, CudaMemory, RunStatus, Severity
-from esper.leyline.thresholds import MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
+from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
+from esper.simic.telemetry.anomaly_detector import AnomalyDetector
+from esper.simic.telemetry.readings import num_nonfinite
+from esper.simic.telemetry.records import UpdateClock
 from tests.karn.logs import (
     RUN_ID,
     WALL,
@@ -28,7 +33,6 @@ from tests.karn.logs import (
     ended,
     events_dropped,
     governor_changed,
-    head_update,
     ppo_update,
     profile,
     round_completed,
@@ -39,6 +43,7 @@ from tests.karn.logs import (
     write_round,
     write_run,
 )
+from tests.simic.telemetry.updates import inputs
 
 LONG = WARMUP_UPDATES + 1
 """Rounds of a run that is past its warm-up."""
@@ -206,19 +211,40 @@ def test_4_a_process_that_lives_but_no_longer_beats_is_stalled(log: LogWriter) -
     assert judge(log, heartbeat(age_s=STALE + 1)).state is State.STALLED
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        ppo_update(heads={"op": head_update(grad_state="nonfinite")}),
-        ppo_update(grad=changed(ppo_update().grad, {"num_nonfinite": 2})),
-        ppo_update(lstm=changed(ppo_update().lstm, {"num_nonfinite": 1})),
-        ppo_update(performed=False, skip_reason="no finite minibatch"),
-    ],
-)
-def test_5_an_update_that_is_not_finite_or_skipped(update: object, log: LogWriter) -> None:
-    seq = log.emit(T.PPO_UPDATE_COMPLETED, update, round=LONG)
+NOT_FINITE = [
+    {"gradient_stats__num_nonfinite": 1},
+    {"lstm__num_nonfinite": 1},
+    {"observations__num_nonfinite": 1},
+    {"total_loss": math.nan},
+    {"ratio_max": math.inf, "gradient_stats__num_nonfinite": 2},
+]
+
+
+@pytest.mark.parametrize("broken", NOT_FINITE, ids=lambda change: next(iter(change)))
+def test_5_whatever_the_detector_finds_not_finite_is_a_broken_update(broken: dict[str, Any], log: LogWriter) -> None:
+    """One count, told in the alarm: an update cannot be finite for one and not finite for the other."""
+    detector = AnomalyDetector()
+    for number, made in enumerate((inputs(**broken), inputs())):
+        assert made.metrics is not None
+        log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(), round=LONG + number)
+        for alarm in detector.check_all(made, UpdateClock(round=LONG + number)).findings:
+            told = anomaly(kind=alarm.kind, metric=alarm.metric, state=alarm.state, value=alarm.value)
+            seq = log.emit(T.ANOMALY_DETECTED, told, alarm.severity, round=LONG + number)
+            break  # the first is about numbers that are none; what else is wrong with them is no matter here
+        found = judge(log)
+        if number == 0:
+            assert (found.state, found.severity) == (State.BROKEN_UPDATE, Severity.CRITICAL)
+            assert found.why.startswith(f"num_nonfinite {num_nonfinite(made.metrics)}, limit 0 ")
+            assert f"seq {seq}" in found.why
+            assert [finding.state for finding in found.findings] == [State.BROKEN_UPDATE, State.STEADY]
+    assert found.state is State.STEADY
+
+
+def test_5_a_skipped_update(log: LogWriter) -> None:
+    seq = log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(performed=False, skip_reason="no finite minibatch"), round=LONG)
     found = judge(log)
     assert found.state is State.BROKEN_UPDATE
+    assert "no finite minibatch" in found.now
     assert f"seq {seq}" in found.why
     log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(), round=LONG + 1)
     assert judge(log).state is State.STEADY
@@ -264,6 +290,36 @@ def test_7_reward_hacking(log: LogWriter) -> None:
     assert "ransomware in slot r0c0 of env 1" in found.now
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + RECENT_ROUNDS)
     assert judge(log).state is State.STEADY
+
+
+def test_7_the_worst_suspicion_is_named_not_the_newest(log: LogWriter) -> None:
+    mild = suspected(pattern="attribution_ratio", ratio=12.0)
+    log.emit(T.REWARD_HACKING_SUSPECTED, mild, Severity.WARNING, round=LONG, **ENV)
+    seq = log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.CRITICAL, round=LONG, **ENV)
+    for env in (0, 1):
+        log.emit(T.REWARD_HACKING_SUSPECTED, mild, Severity.WARNING, round=LONG, **(ENV | {"env": env}))
+    log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
+    found = judge(log)
+    assert (found.state, found.severity) == (State.REWARD_HACKING, Severity.CRITICAL)
+    assert f"seq {seq}" in found.why
+    assert f"suspected in 2 of {2 * RECENT_ROUNDS} recent episodes" in found.why
+
+
+def test_7_a_single_host_of_many_does_not_make_a_run_suspect(tmp_path: Path) -> None:
+    num_envs = 10
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started(num_envs=num_envs))
+    for number in range(LONG):
+        write_round(log, number)
+    enough = math.ceil(MIN_SUSPECT_SHARE * num_envs * RECENT_ROUNDS)
+    states = []
+    for env in range(enough):
+        for _ in range(3):  # the same episode again and again is still one
+            log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.CRITICAL, round=LONG, **(ENV | {"env": env}))
+        log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
+        states.append(judge(log).state)
+    assert states == [State.STEADY] * (enough - 1) + [State.REWARD_HACKING]
+    assert len(fold_all(replay(log.folder)).safety.notes) == 3 * enough  # the operator still sees each of them
 
 
 def test_8_starting_then_warming_up_then_judged(tmp_path: Path) -> None:
@@ -361,6 +417,18 @@ def test_12_the_newest_trend(kind: str, state: State, log: LogWriter) -> None:
     log.emit(T.TREND_DETECTED, trend(), round=LONG)
     log.emit(T.TREND_DETECTED, trend(kind=kind), round=LONG + 1)
     assert judge(log).state is state
+    log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + 1)
+    assert judge(log).state is state
+
+
+def test_12_a_trend_that_is_over_is_not_told_for_ever(log: LogWriter) -> None:
+    log.emit(T.TREND_DETECTED, trend(), round=LONG)
+    log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
+    assert judge(log).state is State.IMPROVING
+    seq = log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + 1)
+    found = judge(log)
+    assert found.state is State.STEADY
+    assert found.why == f"no trend in round {LONG + 1} (seq {seq})"
 
 
 def test_the_most_urgent_rule_wins_and_the_others_are_kept_in_order(tmp_path: Path) -> None:

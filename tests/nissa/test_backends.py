@@ -119,6 +119,16 @@ def test_close_waits_for_a_hanging_listener_no_longer_than_asked(tmp_path: Path)
     hanging.release.set()
 
 
+def test_a_hanging_listener_takes_no_time_to_close_from_the_others(tmp_path: Path) -> None:
+    hanging, calm = Hanging(), Listener("calm")
+    hub = open_hub(tmp_path, backends=(hanging, calm))
+    hub.emit(trend())
+    report = hub.close(timeout=1.0)
+    assert calm.calls[-1] == "close"
+    assert {name: one.state for name, one in report.backends.items()} == {"hanging": "hung", "calm": "closed"}
+    hanging.release.set()
+
+
 def test_a_slow_listener_loses_events_and_they_are_counted(tmp_path: Path) -> None:
     hanging = Hanging()
     hub = open_hub(tmp_path, backends=(hanging,), queue_capacity=5, flush_interval_s=60.0)
@@ -141,6 +151,21 @@ def test_a_listener_that_cannot_start_stops_the_run_before_it_begins(tmp_path: P
     with pytest.raises(ConnectionError, match="no server"):
         open_hub(tmp_path, backends=(first, Unstartable("second")))
     assert first.calls[-1] == "close"
+    open_hub(tmp_path).close()
+
+
+def test_a_listener_that_never_starts_stops_the_run_before_it_begins(tmp_path: Path) -> None:
+    class Endless(Hanging):
+        def start(self) -> None:
+            self.release.wait(60)
+
+    first, endless = Listener("first"), Endless()
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=r"hanging did not start within 0\.1 s\. Leave it out"):
+        open_hub(tmp_path, backends=(first, endless), hang_s=0.1)
+    assert time.monotonic() - begun < 30
+    assert first.calls[-1] == "close"
+    endless.release.set()
     open_hub(tmp_path).close()
 
 

@@ -137,6 +137,7 @@ def test_one_row_per_round_with_the_env_steps_in_it(
 ) -> None:
     stub = StubLibrary(library)
     monkeypatch.setitem(sys.modules, library, stub)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     backend = WandbBackend(library, project="esper", run_id="r1", config={"lr": 0.1})
     with open_hub(tmp_path, backends=(backend,)) as hub:
         for event in log_of(2):
@@ -151,6 +152,17 @@ def test_one_row_per_round_with_the_env_steps_in_it(
     if library == "wandb":
         assert (options["id"], options["mode"]) == ("r1", "offline")
         assert ("define_metric", ("*", "env_steps")) in stub.calls
+
+
+def test_nothing_leaves_the_machine_unless_the_environment_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = StubLibrary("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    monkeypatch.setenv("WANDB_MODE", "online")
+    with open_hub(tmp_path, backends=(WandbBackend("wandb", project="esper", run_id="r1", config={}),)):
+        pass
+    assert stub.calls[0][1]["mode"] == "online"
 
 
 def test_a_missing_library_is_named_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,20 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import Severity
+from esper.nissa.heartbeat import Heartbeat
 from esper.scripts.cli import main
-from tests.karn.logs import LogWriter, T, anomaly, checkpoint, ended, started, write_round, write_run
+from tests.karn.logs import (
+    LogWriter,
+    T,
+    anomaly,
+    checkpoint,
+    ended,
+    epoch_completed,
+    slot,
+    started,
+    write_round,
+    write_run,
+)
 
 
 def test_a_finished_run_is_told_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,6 +67,8 @@ def test_warnings_are_listed_and_control_characters_are_not(tmp_path: Path, caps
 def test_following_tells_each_change_once_until_the_end(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
+    pulse = Heartbeat(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
+    pulse.beat(last_seq=0, dropped={}, num_held=0, error=None)
     command = [sys.executable, "-m", "esper.scripts.cli", "status", "--follow", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None
@@ -68,6 +82,12 @@ def test_following_tells_each_change_once_until_the_end(tmp_path: Path) -> None:
     assert "round -" in lines[0]
     assert "completed after 1 rounds" in lines[-1]
     assert len(set(lines)) == len(lines)
+
+
+def test_following_ends_with_the_process_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, rounds=6, finish=False)  # no end marker, no heartbeat, and long ago
+    main(["status", "--follow", str(tmp_path)])
+    assert "the process is gone" in capsys.readouterr().out
 
 
 def test_a_path_that_is_no_run_is_one_line_and_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,3 +106,11 @@ def test_a_log_of_a_newer_version_is_refused_with_advice(tmp_path: Path, capsys:
         main(["status", str(tmp_path)])
     assert stopped.value.code == 2
     assert "schema version 99" in capsys.readouterr().err
+
+
+def test_seeds_are_shown_in_the_place_of_their_slot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.emit(T.EPOCH_COMPLETED, epoch_completed(slots={"r0c1": slot()}), round=0, episode=0, env=0, epoch=1)
+    main(["status", str(tmp_path)])
+    assert " ·t " in capsys.readouterr().out

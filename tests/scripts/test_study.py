@@ -4,9 +4,11 @@ import json
 
 import pytest
 
-from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.karn.integrity import check_run
+from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE
 from esper.scripts import study
 from esper.scripts.cli import main
+from tests.integration.losses import lose_one
 
 TINY = study.Study(
     description="for tests", preset="smoke", policies=1, seeds=2, tune_episodes=0, changes={"task": "digits_mlp"}
@@ -40,6 +42,61 @@ def test_a_training_without_a_checkpoint_starts_again(tiny, capsys):
     (tiny / "tiny" / "policy-0" / CHECKPOINTS_DIR).mkdir(parents=True)
     main(["study", "tiny", "--out", str(tiny), "--workers", "1"])
     assert "ppo round 1/2" in capsys.readouterr().out
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """The policies that evaluations were asked for, which are not made."""
+    asked = []
+    monkeypatch.setattr(study, "evaluate_command", lambda **arguments: asked.append(arguments["policy"]))
+    return asked
+
+
+def start(tiny):
+    """The exit code; 0 if there is none."""
+    try:
+        main(["study", "tiny", "--out", str(tiny), "--workers", "1"])
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+def test_a_loss_in_the_last_round_is_made_up_for_before_anything_is_judged(tiny, judged, monkeypatch, capsys):
+    lose_one(monkeypatch, round_idx=1)
+    assert start(tiny) == 3
+    assert judged == []
+    capsys.readouterr()
+    assert start(tiny) == 0
+    assert "ppo round 2/2" in capsys.readouterr().out
+    run = tiny / "tiny" / "policy-0"
+    assert judged == [(str(run),)]
+    found = check_run(run)
+    assert (found.problems, found.num_missing_seq) == ((), 0)
+
+
+def test_a_finished_training_that_lost_events_for_good_is_not_judged(tiny, judged, monkeypatch, capsys):
+    lose_one(monkeypatch, round_idx=1)
+    folder = tiny / "tiny"
+    train = ["train", "--preset", "smoke", "--task", "digits_mlp", "--workers", "1", "--runs", str(folder)]
+    with pytest.raises(SystemExit) as caught:
+        main([*train, "--run-id", "policy-0"])
+    assert caught.value.code == 3
+    for _ in range(2):
+        assert start(tiny) == 3
+        told = capsys.readouterr().err
+        assert f"the event log of {folder / 'policy-0'} is not whole: 1 events are lost" in told
+    assert judged == []
+
+
+def test_a_training_that_was_killed_before_its_last_word_gets_it(tiny, judged):
+    assert start(tiny) == 0
+    log = tiny / "tiny" / "policy-0" / EVENTS_FILE
+    *others, last = log.read_bytes().splitlines(keepends=True)
+    assert b"RUN_ENDED" in last
+    log.write_bytes(b"".join(others))
+    assert start(tiny) == 0
+    assert check_run(log.parent).problems == ()
+    assert len(judged) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, EVENTS_FILE, STATUS_FILE
+from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, EVENTS_FILE, MANIFEST_FILE, STATUS_FILE
+from esper.scripts import train_display
 from esper.scripts.cli import main
+from esper.simic.training import session
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1"]
 
@@ -67,6 +69,11 @@ def test_two_configurations_are_compared_on_the_same_hosts(tmp_path, capsys):
         (["--resume", "nowhere"], "there is no run directory nowhere"),
         (["--dual-ab", "shaped", "nothing"], "is neither a reward mode"),
         (["--dual-ab", "shaped", "shaped"], "nothing to compare"),
+        (["--resume", "nowhere", "--run-id", "b"], "--run-id does not go with --resume: a run keeps the name and the"),
+        (["--resume", "nowhere", "--group", "main"], "--group does not go with --resume: a run keeps the name and the"),
+        (["--dual-ab", "shaped", "sparse", "--run-id", "b"], "--run-id does not go with --dual-ab: it starts two new"),
+        (["--dual-ab", "shaped", "sparse", "--group", "g"], "--group does not go with --dual-ab: it starts two new"),
+        (["--dual-ab", "shaped", "sparse", "--resume", "a"], "--resume does not go with --dual-ab: it starts two new"),
         (["--level", "loud"], "level must be one of off, minimal, normal, debug, got 'loud'"),
     ],
 )
@@ -199,6 +206,23 @@ def test_a_termination_request_stops_now_and_saves_the_boundary(tmp_path):
     assert checkpoints(tmp_path / "a")[-1] == f"ckpt-{done:08d}"
 
 
+def test_a_stop_in_the_first_round_shows_the_way_on(tmp_path, monkeypatch, capsys):
+    def step(self, facts):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(train_display.TrainingDisplay, "step", step)
+    with pytest.raises(SystemExit) as caught:
+        train(*SMOKE, "--runs", tmp_path, "--run-id", "a")
+    assert caught.value.code == 143
+    assert (
+        f"Stopped before the first round. Go on with: esper train --resume {tmp_path / 'a'}" in capsys.readouterr().out
+    )
+    assert checkpoints(tmp_path / "a") == ["ckpt-00000000"]
+    monkeypatch.undo()
+    train("--resume", tmp_path / "a")
+    assert "Done." in capsys.readouterr().out
+
+
 def test_a_stop_while_the_scale_is_measured_is_no_crash(tmp_path):
     process = start(
         "ppo", "--task", "digits_blind", "--envs", 4, "--episode-length", 40, "--runs", tmp_path, "--run-id", "a"
@@ -209,6 +233,21 @@ def test_a_stop_while_the_scale_is_measured_is_no_crash(tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
     assert "Traceback" not in err
-    assert "Stopped before the first round" in out
+    assert "Stopped before the first round; there is nothing to go on from" in out
     last = json.loads((tmp_path / "a" / EVENTS_FILE).read_text().splitlines()[-1])
     assert (last["type"], last["data"]["status"]) == ("RUN_ENDED", "interrupted")
+
+
+def test_a_run_has_the_group_and_the_patience_it_was_given(tmp_path, monkeypatch):
+    configs, opened = [], session.open_hub
+
+    def note(config, *rest, **more):
+        configs.append(config)
+        return opened(config, *rest, **more)
+
+    monkeypatch.setattr(session, "open_hub", note)
+    train(*SMOKE, "--runs", tmp_path, "--run-id", "a", "--group", "wide", "--escalation-epochs", "0")
+    train(*SMOKE, "--runs", tmp_path, "--run-id", "b", "--escalation-epochs", "3")
+    assert [(config.escalate_on_anomaly, config.escalation_epochs) for config in configs] == [(False, 1), (True, 3)]
+    groups = [json.loads((tmp_path / run / MANIFEST_FILE).read_text())["group"] for run in ("a", "b")]
+    assert groups == ["wide", "main"]

@@ -1,4 +1,5 @@
-"""Exact counts of every event type for declared runs: a change that tells more or less is seen at once."""
+"""Exact counts of every event type for three declared runs, through the real session: a change that tells more or less
+is seen at once."""
 
 import json
 from collections import Counter
@@ -7,85 +8,91 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline import HEAD_NAMES, ActionSpec, LifecycleOp, TelemetryLevel, wait
-from esper.simic.training import vectorized
+from esper.karn.integrity import check_run
+from esper.leyline import HEAD_NAMES
 from esper.simic.training.identity import identity
-from tests.simic.training.runs import TINY
-from tests.telemetry.logs import events_of, open_log, run_with
+from esper.simic.training.session import start_new
+from tests.integration.kills import training_facts
+from tests.telemetry.sittings import BLIND, LIFE, events_of, live, of, sit
 
 STORED = Path(__file__).parent / "baseline_counts.json"
-LEARNING = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=5)
-SCRIPTED = replace(
-    TINY, task="digits_blind", rounds=1, envs=1, episode_length=16, minibatches=1, controller="wait_only"
-)
+ROUNDS, ENVS, EPOCHS = 2, 2, 5
+LEARNING = replace(BLIND, rounds=ROUNDS, envs=ENVS, episode_length=EPOCHS)
+WAITING = replace(LEARNING, controller="wait_only")
+SCRIPTED = replace(LIFE, envs=ENVS)
 
 
-class OneLife:
-    """Plants, blends and keeps one seed as soon as each step is legal, then plants another and prunes it."""
-
-    PLAN = (
-        (LifecycleOp.GERMINATE, "r0c0", "cnn.conv"),
-        (LifecycleOp.ADVANCE, "r0c0", None),
-        (LifecycleOp.FOSSILIZE, "r0c0", None),
-        (LifecycleOp.GERMINATE, "r1c0", "cnn.norm"),
-        (LifecycleOp.PRUNE, "r1c0", None),
-    )
-
-    def __init__(self, setting) -> None:
-        self.layout = setting.layout
-
-    def begin(self, state):
-        self.left = list(self.PLAN)
-
-    def act(self, state):
-        if not self.left:
-            return [wait(0)]
-        op, slot, blueprint = self.left[0]
-        if not state.post_action_masks[0].slot_by_op[op][self.layout.slot_position(slot)]:
-            return [wait(0)]
-        self.left.pop(0)
-        blend = "linear_fast" if blueprint else None
-        return [ActionSpec(env_id=0, op=op, slot=slot, blueprint=blueprint, blend=blend)]
-
-    def store(self, before, after):
-        """Nothing to remember."""
+def plain(config, runs):
+    start = start_new(config, runs, "plain")
+    sit(start)
+    return start.run.path
 
 
-def counts(folder):
-    return dict(sorted(Counter(event["type"] for event in events_of(folder)).items()))
+KINDS = {"waiting": (plain, WAITING), "learning": (plain, LEARNING), "scripted": (live, SCRIPTED)}
 
 
-def test_a_scripted_life_has_exactly_its_events(tmp_path, monkeypatch):
-    monkeypatch.setattr(vectorized, "make_controller", lambda name, setting: OneLife(setting))
-    with open_log(tmp_path, strict=True) as hub:
-        run_with(hub, SCRIPTED, TelemetryLevel.NORMAL)
-    found = counts(tmp_path)
-    assert found["SEED_GERMINATED"] == 2
-    assert found["SEED_FOSSILIZED"] == found["SEED_PRUNED"] == 1
-    # First seed: training, blending, holding. Second: training; after its prune embargo, then free again.
-    moves = [e["data"]["to_stage"] for e in events_of(tmp_path, "SEED_STAGE_CHANGED")]
-    assert moves[:4] == ["TRAINING", "BLENDING", "HOLDING", "TRAINING"]
-    assert set(moves[4:]) <= {"EMBARGOED", "DORMANT"}
-    assert found["EPOCH_COMPLETED"] == found["ACTION_TAKEN"] == 16
-    blended = [e for e in events_of(tmp_path, "EPOCH_COMPLETED") if e["data"]["slots"]["r0c0"]["alpha_share"] > 0.0]
-    assert found["COALITION_MEASURED"] == len(blended)
-    assert found["CHOICE_STATS"] == len(HEAD_NAMES)
-    for once in ("RUN_STARTED", "EPISODE_COMPLETED", "ROUND_COMPLETED", "PROFILE_MEASURED"):
-        assert found[once] == 1
-    told = {"SEED_STAGE_CHANGED", "GATE_EVALUATED", "SEED_GERMINATED", "SEED_FOSSILIZED", "SEED_PRUNED",
-            "EPOCH_COMPLETED", "ACTION_TAKEN", "COALITION_MEASURED", "CHOICE_STATS", "RUN_STARTED",
-            "EPISODE_COMPLETED", "ROUND_COMPLETED", "PROFILE_MEASURED"}  # fmt: skip
-    assert set(found) - {"REWARD_HACKING_SUSPECTED", "ANOMALY_DETECTED"} == told
+def play(name, folder):
+    """One of the three, by one worker process and by two; the learning one also without any."""
+    run, config = KINDS[name]
+    where = [{"worker_kind": "process", "workers": 1}, {"worker_kind": "process", "workers": 2}]
+    where += [{"worker_kind": "inline"}] if name == "learning" else []
+    return [run(replace(config, **place), folder / str(number)) for number, place in enumerate(where)]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_learning_run_has_the_stored_counts(tmp_path, workers):
+def counts(run):
+    return dict(sorted(Counter(event.type.value for event in events_of(run)).items()))
+
+
+COMMON = {
+    "RUN_STARTED": 1,
+    "RUN_ENDED": 1,
+    "EVENTS_DROPPED": 0,
+    "WORKER_STATE_CHANGED": 0,
+    "GOVERNOR_STATE_CHANGED": 0,
+}
+DECLARED = {
+    name: {
+        **COMMON,
+        "EPOCH_COMPLETED": config.rounds * ENVS * config.episode_length,
+        "ACTION_TAKEN": config.rounds * ENVS * config.episode_length,
+        "EPISODE_COMPLETED": config.rounds * ENVS,
+        "ROUND_COMPLETED": config.rounds,
+        "PROFILE_MEASURED": config.rounds,
+        "CHECKPOINT_RECORDED": config.rounds,
+        "CHOICE_STATS": config.rounds * len(HEAD_NAMES),
+        "PPO_UPDATE_COMPLETED": config.rounds if name == "learning" else 0,
+    }
+    for name, (_, config) in KINDS.items()
+}
+DECLARED["scripted"] |= {"SEED_GERMINATED": 2 * ENVS, "SEED_FOSSILIZED": ENVS, "SEED_PRUNED": ENVS}
+
+
+def check_lives(run):
+    """First seed: training, blending, holding. Second: training; after its prune embargo, then free again."""
+    events = events_of(run)
+    for env in range(ENVS):
+        mine = [event for event in events if event.env == env]
+        moves = [event.data.to_stage for event in of(mine, "SEED_STAGE_CHANGED")]
+        assert moves[:4] == ["TRAINING", "BLENDING", "HOLDING", "TRAINING"]
+        assert set(moves[4:]) <= {"EMBARGOED", "DORMANT"}
+        seeds = [event.data.slots.get("r0c0") for event in of(mine, "EPOCH_COMPLETED")]
+        undecided = [seed for seed in seeds if seed and seed.stage in ("BLENDING", "HOLDING")]
+        assert len(of(mine, "COALITION_MEASURED")) == len(undecided) + 1, "and once at the end of the episode"
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_a_baseline_has_its_counts_wherever_it_runs(tmp_path, name):
     """To store new ones after a change that is meant to tell more: write what this test shows into the file."""
-    config = replace(LEARNING, worker_kind="process", workers=workers)
-    with open_log(tmp_path, strict=True) as hub:
-        run_with(hub, config, TelemetryLevel.NORMAL)
+    here, *elsewhere = play(name, tmp_path)
+    assert check_run(here).complete
+    assert all(counts(other) == counts(here) for other in elsewhere)
+    assert all(training_facts(other) == training_facts(here) for other in elsewhere)
+    expected = DECLARED[name]
+    assert {kind: counts(here).get(kind, 0) for kind in expected} == expected
+    if name == "waiting":
+        assert set(counts(here)) == {kind for kind, count in expected.items() if count}, "and nothing else"
+    if name == "scripted":
+        check_lives(here)
     stored = json.loads(STORED.read_text())
-    here = {"torch": identity()["torch"], "cpu_capability": identity()["cpu_capability"]}
-    if stored["made_with"] != here:
-        pytest.skip(f"the counts were stored with {stored['made_with']}, this is {here}")
-    assert counts(tmp_path) == stored["counts"]
+    if stored["made_with"] == {key: identity()[key] for key in stored["made_with"]}:
+        assert counts(here) == stored["counts"][name]

@@ -1,16 +1,23 @@
 """Telemetry changes no trained bit: at any level, with alarms at every turn, with listeners that fail or hang."""
 
+import sys
 import threading
+import time
 from dataclasses import replace
+from functools import partial
+from types import ModuleType
 
 import pytest
 
+from esper.karn.integrity import check_run
 from esper.leyline import TelemetryLevel
-from esper.nissa import NULL_HUB
-from esper.simic.telemetry import anomaly_detector
-from esper.simic.training import run_log
+from esper.nissa import NULL_HUB, TelemetryHub
+from esper.scripts.cli import main
+from esper.simic.telemetry import anomaly_detector, opening
+from esper.simic.training import run_log, session
 from tests.simic.training.runs import TINY
-from tests.telemetry.logs import events_of, open_log, run_with
+from tests.telemetry.logs import events_of, generator_states, open_log, outcome_of, run_with, seed_generators
+from tests.telemetry.sittings import sit
 
 RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=6)
 
@@ -24,6 +31,17 @@ def silent():
 def test_no_level_changes_a_bit(tmp_path, silent, level):
     with open_log(tmp_path) as hub:
         assert run_with(hub, RUN, level) == silent
+
+
+def test_the_most_talkative_level_changes_nothing_in_other_processes_either(tmp_path, silent):
+    with open_log(tmp_path) as hub:
+        elsewhere = replace(RUN, worker_kind="process", workers=2)
+        assert run_with(hub, elsewhere, TelemetryLevel.DEBUG) == silent
+
+
+def test_nobody_draws_from_the_generators_of_the_process(silent):
+    seed_generators()
+    assert generator_states() == silent["generators"]
 
 
 def test_escalation_at_every_turn_changes_nothing(tmp_path, silent, monkeypatch):
@@ -40,21 +58,27 @@ def test_escalation_at_every_turn_changes_nothing(tmp_path, silent, monkeypatch)
 
 
 class Listener:
-    def __init__(self, name, behaviour):
+    """Misbehaves in the calls it is told to."""
+
+    def __init__(self, name, **calls):
         self.name = name
-        self._behaviour = behaviour
+        self._calls = calls
 
     def start(self):
         """Nothing to prepare."""
 
     def write(self, line):
-        self._behaviour()
+        self._calls.get("write", _calm)()
 
     def flush(self):
-        """Nothing is held back."""
+        self._calls.get("flush", _calm)()
 
     def close(self):
-        """Nothing to end."""
+        self._calls.get("close", _calm)()
+
+
+def _calm():
+    """Nothing to do."""
 
 
 def _fail():
@@ -63,7 +87,7 @@ def _fail():
 
 def test_listeners_that_raise_or_hang_change_nothing(tmp_path, silent):
     never = threading.Event()
-    listeners = (Listener("raising", _fail), Listener("hanging", never.wait))
+    listeners = (Listener("raising", write=_fail), Listener("hanging", write=never.wait))
     hub = open_log(tmp_path, backends=listeners, hang_s=0.5)
     try:
         assert run_with(hub, RUN, TelemetryLevel.NORMAL) == silent
@@ -71,3 +95,54 @@ def test_listeners_that_raise_or_hang_change_nothing(tmp_path, silent):
         report = hub.close(2.0)
         never.set()
     assert report.complete, "the log itself lacks nothing"
+
+
+def with_listeners(listeners, *arguments, **options):
+    return TelemetryHub(*arguments, **{**options, "backends": listeners})
+
+
+def test_listeners_that_hang_when_a_checkpoint_or_the_end_asks_them_to_finish_change_nothing(
+    tmp_path, silent, monkeypatch, capsys
+):
+    never, asked = threading.Event(), []
+
+    def hang(call):
+        asked.append(call)
+        never.wait()
+
+    listeners = (
+        Listener("flushing", flush=lambda: hang("flush")),
+        Listener("closing", close=lambda: hang("close")),
+        Listener("failing", flush=_fail, close=_fail),
+        Listener("calm"),
+    )
+    monkeypatch.setattr(opening, "TelemetryHub", partial(with_listeners, listeners))
+    monkeypatch.setattr(session, "CLOSE_TIMEOUT_S", 2.0)
+    seed_generators()
+    begun = time.monotonic()
+    seat = sit(session.start_new(replace(RUN, checkpoint_s=0.0), tmp_path, "a"))
+    never.set()
+    assert time.monotonic() - begun < 60.0
+    assert sorted(asked) == ["close", "flush"]
+    assert outcome_of(seat.trainer) == silent
+    assert seat.log_complete
+    assert seat.keeper.saved_index == RUN.rounds
+    assert check_run(tmp_path / "a").complete
+    told = capsys.readouterr().err
+    assert "flushing is switched off (did not end in time)" in told
+    assert "closing is switched off (did not end in time)" in told
+    assert "calm" not in told, "the others are none the worse for it"
+
+
+def test_an_exporter_that_never_starts_is_an_error_before_training(tmp_path, monkeypatch, capsys):
+    never = threading.Event()
+    library = ModuleType("wandb")
+    library.init = lambda **options: never.wait()
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    patient = TelemetryHub.__init__.__kwdefaults__
+    monkeypatch.setitem(patient, "hang_s", 0.2)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "ppo", "--preset", "smoke", "--workers", "1", "--exporters", "wandb", "--runs", str(tmp_path)])
+    never.set()
+    assert caught.value.code == 2
+    assert "wandb did not start within 0.2 s" in capsys.readouterr().err

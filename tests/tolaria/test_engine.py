@@ -39,6 +39,7 @@ class DoubleEnv:
         self.env_id, self.episode, self.run_seed = seed.env_id, seed.episode, seed.run_seed
         self.epoch: int | None = None
         self.terminal = False
+        self.closer = False
         self.seat = seat
         self.governor = TolariaGovernor(LABELS)
         self.totals = torch.full((3,), float(seed.env_id), dtype=torch.float64)

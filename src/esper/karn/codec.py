@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, Scope, Severity, TelemetryEventType, split_path
+from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, Severity, TelemetryEventType, split_path
+from esper.leyline.catalogue import SCOPE_IDS
 
 
 class LineError(ValueError):
@@ -51,14 +52,7 @@ _PAYLOADS: dict[TelemetryEventType, msgspec.json.Decoder[Any]] = {
     kind: msgspec.json.Decoder(spec.payload) for kind, spec in EVENTS.items()
 }
 
-_RUN, _ROUND, _ENV = (False,) * 4, (True, False, False, False), (True,) * 4
-_IDS = {
-    Scope.RUN: (_RUN,),
-    Scope.ROUND: (_ROUND,),
-    Scope.ENV: (_ENV,),
-    Scope.ROUND_OR_ENV: (_ROUND, _ENV),
-}
-_ALLOWED = {kind: _IDS[spec.scope] for kind, spec in EVENTS.items()}
+_ALLOWED = {kind: SCOPE_IDS[spec.scope] for kind, spec in EVENTS.items()}
 """Which of round, episode, env and epoch an event of a type has."""
 
 

@@ -151,22 +151,24 @@ def _envs(view: RunView) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("slots", no_wrap=True)
     table.add_column("last action", no_wrap=True, overflow="ellipsis")
+    slot_ids = () if view.progress.started is None else view.progress.started.slot_ids
     for env in sorted(view.growth.envs)[:MAX_ENVS]:
-        table.add_row(str(env), *(Text(clean(cell)) for cell in _env_cells(view.growth.envs[env])))
+        table.add_row(str(env), *(Text(clean(cell)) for cell in _env_cells(view.growth.envs[env], slot_ids)))
     if len(view.growth.envs) > MAX_ENVS:
         table.add_row(f"+{len(view.growth.envs) - MAX_ENVS}")
     return table
 
 
-def _env_cells(now: EnvNow) -> tuple[str, ...]:
+def _env_cells(now: EnvNow, slot_ids: Sequence[str]) -> tuple[str, ...]:
     state, action = now.state, now.last_action
+    marks = {slot_id: _STAGE_MARKS.get(slot.stage, "?") for slot_id, slot in state.slots.items()}
     return (
         _count(now.episode),
         _count(now.epoch),
         f"{state.val_accuracy_pct:.1f}",
         f"{state.val_loss:.3g}",
         f"{state.params_total:,}",
-        "".join(_STAGE_MARKS.get(slot.stage, "·") for slot in state.slots.values()),
+        "".join(marks.get(slot_id, "·") for slot_id in slot_ids or state.slots),
         "" if action is None else " ".join(filter(None, (action.op, action.slot_id, action.blueprint))),
     )
 

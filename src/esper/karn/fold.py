@@ -35,6 +35,7 @@ from esper.leyline import (
     TrendDetected,
     WorkerStateChanged,
 )
+from esper.leyline.thresholds import RECENT_ROUNDS
 
 MAX_NOTES = 100
 """Safety notes kept, the newest ones."""
@@ -197,7 +198,14 @@ def _anomaly(view: RunView, event: LoggedEvent, data: AnomalyDetected) -> RunVie
 
 
 def _suspected(view: RunView, event: LoggedEvent, data: RewardHackingSuspected) -> RunView:
-    return replace(view, safety=replace(view.safety, suspicion=_cite(event, data)))
+    assert event.round is not None
+    assert event.env is not None
+    key, newest = (event.round, event.env), event.round
+    recent = {place: cited for place, cited in view.safety.suspicions.items() if newest - place[0] < RECENT_ROUNDS}
+    known = recent.get(key)
+    if known is None or event.severity is Severity.CRITICAL or known.severity is not Severity.CRITICAL:
+        recent[key] = _cite(event, data)
+    return replace(view, safety=replace(view.safety, suspicions=recent))
 
 
 def _worker_changed(view: RunView, event: LoggedEvent, data: WorkerStateChanged) -> RunView:

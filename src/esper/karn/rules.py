@@ -12,9 +12,11 @@ from esper.karn.advice import ADVICE
 from esper.karn.finding import Finding, State
 from esper.karn.process import Heartbeat, ProcessState
 from esper.karn.view import Cited, RunView
-from esper.leyline import THRESHOLDS, AnomalyDetected, PPOUpdateCompleted, Severity
-from esper.leyline.thresholds import MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
+from esper.leyline import THRESHOLDS, AnomalyDetected, RoundCompleted, Severity, TrendDetected
+from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
 
+_BROKEN = ("num_nonfinite", "skipped_updates")
+"""Alarms about an update that failed."""
 _PASSIVE = ("decision_share", "wait_share")
 """Alarms about a policy that has nothing to decide, or decides nothing."""
 RESUME_COMMAND = "esper train --resume RUN"
@@ -115,19 +117,16 @@ def _broken_update(view: RunView, heartbeat: Heartbeat | None, wall: float) -> I
     last = view.policy.last
     if last is None:
         return
-    measured = {"num_nonfinite": _num_nonfinite(last.data), "skipped_updates": view.policy.num_skipped}
-    for metric, value in measured.items():
-        severity = THRESHOLDS[metric].severity_of(value)
-        if severity is not None:
-            now = "the policy's update is not finite" if metric == "num_nonfinite" else "the policy did not learn"
-            now += "" if last.data.skip_reason is None else f": {last.data.skip_reason}"
-            yield _by_limit(State.BROKEN_UPDATE, severity, now, metric, value, last.seq)
-
-
-def _num_nonfinite(update: PPOUpdateCompleted) -> int:
-    parts = (update.grad, update.lstm, update.observations)
-    heads = sum(head.grad_state == "nonfinite" for head in update.heads.values())
-    return heads + sum(part.num_nonfinite for part in parts if part is not None)
+    reason = "" if last.data.skip_reason is None else f": {last.data.skip_reason}"
+    # What counts as not finite is the detector's to say; its alarm follows the update and ends with the next good one.
+    alarm = view.safety.alarms.get(("num_nonfinite", None))
+    if alarm is not None:
+        now = f"the policy's update is not finite{reason}"
+        yield _by_limit(State.BROKEN_UPDATE, alarm.severity, now, "num_nonfinite", alarm.data.value, alarm.seq)
+    severity = THRESHOLDS["skipped_updates"].severity_of(view.policy.num_skipped)
+    if severity is not None:
+        now = f"the policy did not learn{reason}"
+        yield _by_limit(State.BROKEN_UPDATE, severity, now, "skipped_updates", view.policy.num_skipped, last.seq)
 
 
 def _unsafe(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
@@ -155,17 +154,26 @@ def _unsafe(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator
 
 
 def _reward_hacking(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
-    suspicion = view.safety.suspicion
-    if suspicion is None or not _is_recent(view, suspicion.round):
+    """Speaks of the policy, so one odd host is not enough: it stays among the newest warnings.
+
+    A policy that is paid for damage does it again and again; exploration meets a hostage now and then.
+    """
+    recent = [cited for cited in view.safety.suspicions.values() if _is_recent(view, cited.round)]
+    # The recent rounds count as whole: early in a run the share is too small rather than too large.
+    started = view.progress.started
+    num_episodes = len(recent) if started is None else RECENT_ROUNDS * started.num_envs
+    if not recent or len(recent) < MIN_SUSPECT_SHARE * num_episodes:
         return
-    data = suspicion.data
+    worst = max(recent, key=lambda cited: (cited.severity is Severity.CRITICAL, cited.seq))
+    data = worst.data
     ratio = "" if data.ratio is None else f", ratio {data.ratio:.1f}"
     yield Finding(
         state=State.REWARD_HACKING,
-        severity=suspicion.severity,
-        now=f"the reward may pay for damage: {data.pattern} in slot {data.slot_id} of env {suspicion.env}",
+        severity=worst.severity,
+        now=f"the reward may pay for damage: {data.pattern} in slot {data.slot_id} of env {worst.env}",
         why=f"contribution {data.contribution_pp:.2f} pp, improvement {data.improvement_pp:.2f} pp{ratio} "
-        f"(seq {suspicion.seq})",
+        f"(seq {worst.seq}); suspected in {len(recent)} of {num_episodes} recent episodes, "
+        f"limit {MIN_SUSPECT_SHARE:g} of them",
         next="compare return and accuracy: esper query RUN 'from reward_calibration'",
     )
 
@@ -213,7 +221,7 @@ def _alarms(view: RunView, state: State, *, critical: bool) -> Iterator[Finding]
     found = [
         (_ORDER.get(alarm.data.kind, len(_ORDER)), _from_alarm(state, alarm))
         for alarm in view.safety.alarms.values()
-        if alarm.data.kind not in _PASSIVE and (alarm.severity is Severity.CRITICAL) is critical
+        if alarm.data.kind not in (*_BROKEN, *_PASSIVE) and (alarm.severity is Severity.CRITICAL) is critical
     ]
     for metric, value, seq in _machine(view):
         severity = THRESHOLDS[metric].severity_of(value)
@@ -265,13 +273,14 @@ def _not_acting(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iter
 
 
 def _trend(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
-    trend = view.progress.trend
-    if trend is None:
+    """A trend is told in every round in which there is one, so only one of the newest round speaks of now."""
+    trend, last = view.progress.trend, view.progress.last_round
+    if trend is None or _is_older(trend, last):
         yield Finding(
             state=State.STEADY,
             severity=Severity.INFO,
             now="steady",
-            why=f"no trend reported up to seq {view.log.last_seq}",
+            why="no trend yet" if last is None else f"no trend in round {last.round} (seq {last.seq})",
             next="nothing to do",
         )
         return
@@ -293,6 +302,10 @@ def _is_alive(heartbeat: Heartbeat | None) -> TypeGuard[Heartbeat]:
 def _is_recent(view: RunView, round_idx: int | None) -> bool:
     now = view.progress.round
     return now is not None and round_idx is not None and now - round_idx < RECENT_ROUNDS
+
+
+def _is_older(one: Cited[TrendDetected], than: Cited[RoundCompleted] | None) -> bool:
+    return one.round is not None and than is not None and than.round is not None and one.round < than.round
 
 
 def _resume(view: RunView) -> str:

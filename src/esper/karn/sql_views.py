@@ -148,9 +148,17 @@ _PROFILE = _each(
     + ", ".join(flat_columns(PhaseTime, path="part.value")),
 )
 
+_DECISION_HEADS = _each(
+    T.ACTION_TAKEN,
+    "map_entries(data.heads)",
+    "part.key AS head, CASE part.key WHEN 'op' THEN data.op WHEN 'slot' THEN data.slot_id "
+    "WHEN 'blueprint' THEN data.blueprint ELSE data.blend END AS choice, "
+    + ", ".join(flat_columns(HeadDecision, path="part.value")),
+)
+
 _GATES = _each(
     T.GATE_EVALUATED,
-    "data.checks",
+    "CASE WHEN len(data.checks) = 0 THEN [NULL] ELSE data.checks END",  # a gate that has opened is a row as well
     "data.seed_id AS seed_id, data.slot_id AS slot_id, data.gate AS gate, data.target_stage AS target_stage, "
     "data.passed AS gate_passed, " + ", ".join(flat_columns(Check, path="part")),
 )
@@ -181,10 +189,10 @@ VIEWS: dict[str, str] = {
     "rounds": _plain(T.ROUND_COMPLETED),
     "episodes": _plain(T.EPISODE_COMPLETED),
     "trends": _plain(T.TREND_DETECTED),
-    "epochs": _plain(T.EPOCH_COMPLETED, without=("slots",)),
+    "epochs": _plain(T.EPOCH_COMPLETED, without=("slots", "debug")),
     "slots": _by_key(T.EPOCH_COMPLETED, "slots", "slot_id", SlotState),
     "decisions": _plain(T.ACTION_TAKEN, without=("heads", "components")),
-    "decision_heads": _by_key(T.ACTION_TAKEN, "heads", "head", HeadDecision),
+    "decision_heads": _DECISION_HEADS,
     "reward_terms": _each(T.ACTION_TAKEN, "map_entries(data.components)", "part.key AS term, part.value AS amount"),
     "seeds": _SEEDS,
     "seed_history": _SEED_HISTORY,

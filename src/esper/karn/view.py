@@ -148,7 +148,8 @@ class Safety(Part, frozen=True, kw_only=True):
     """Open alarms by metric and env; None stands for the policy."""
     num_rollbacks: int
     last_rollback: Cited[GovernorStateChanged] | None
-    suspicion: Cited[RewardHackingSuspected] | None
+    suspicions: Mapping[tuple[int, int], Cited[RewardHackingSuspected]]
+    """The worst of each suspected episode of the recent rounds, by round and env."""
     workers: Mapping[int, Cited[WorkerStateChanged]]
     """The newest state of every worker that ever changed it."""
     notes: tuple[LoggedEvent, ...]
@@ -203,6 +204,6 @@ EMPTY = RunView(
     policy=Policy(
         num_updates=0, num_skipped=0, last=None, updates=History(points=(), stride=1, num_seen=0), choices={}
     ),
-    safety=Safety(alarms={}, num_rollbacks=0, last_rollback=None, suspicion=None, workers={}, notes=()),
+    safety=Safety(alarms={}, num_rollbacks=0, last_rollback=None, suspicions={}, workers={}, notes=()),
     machine=Machine(profile=None, saved=None, save_failure=None),
 )

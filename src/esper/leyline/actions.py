@@ -49,6 +49,7 @@ SAMPLING_ORDER: tuple[str, ...] = tuple(h.name for h in sorted(HEADS, key=lambda
 
 
 @cache
+@cache
 def heads_used_by(op: LifecycleOp) -> tuple[str, ...]:
     """Names of the heads whose choice matters for this op, in storage order."""
     return tuple(head.name for head in HEADS if op in head.ops)

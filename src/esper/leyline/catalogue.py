@@ -111,12 +111,14 @@ TIMING_SUFFIXES: tuple[str, ...] = ("_ms", "_s")
 """Payload fields with these endings are times of the machine, no training facts."""
 
 _IDS: tuple[str, ...] = ("round", "episode", "env", "epoch")
-_REQUIRED: dict[Scope, tuple[frozenset[str], ...]] = {
-    Scope.RUN: (frozenset(),),
-    Scope.ROUND: (frozenset({"round"}),),
-    Scope.ENV: (frozenset(_IDS),),
-    Scope.ROUND_OR_ENV: (frozenset(_IDS), frozenset({"round"})),
+_NONE, _ROUND, _ALL = (False,) * 4, (True, False, False, False), (True,) * 4
+SCOPE_IDS: dict[Scope, tuple[tuple[bool, ...], ...]] = {
+    Scope.RUN: (_NONE,),
+    Scope.ROUND: (_ROUND,),
+    Scope.ENV: (_ALL,),
+    Scope.ROUND_OR_ENV: (_ALL, _ROUND),
 }
+"""Which of round, episode, env and epoch an event of a scope has."""
 
 
 @record
@@ -167,11 +169,14 @@ def check_event(event: TelemetryEvent) -> None:
     spec = EVENTS[event.type]
     if type(event.data) is not spec.payload:
         raise ValueError(f"{event.type.value} carries a {spec.payload.__name__}, got a {type(event.data).__name__}")
-    given = frozenset(name for name in _IDS if getattr(event, name) is not None)
-    if given not in _REQUIRED[spec.scope]:
-        wanted = " or ".join(", ".join(n for n in _IDS if n in ids) or "no ids" for ids in _REQUIRED[spec.scope])
-        got = ", ".join(n for n in _IDS if n in given) or "no ids"
-        raise ValueError(f"{event.type.value} needs {wanted}; got {got}")
+    given = (event.round is not None, event.episode is not None, event.env is not None, event.epoch is not None)
+    if given not in SCOPE_IDS[spec.scope]:
+        wanted = " or ".join(_names(ids) for ids in SCOPE_IDS[spec.scope])
+        raise ValueError(f"{event.type.value} needs {wanted}; got {_names(given)}")
+
+
+def _names(ids: tuple[bool, ...]) -> str:
+    return ", ".join(name for name, there in zip(_IDS, ids, strict=True) if there) or "no ids"
 
 
 def fill_ids(event: TelemetryEvent, *, round: int, episode: int, env: int, epoch: int) -> TelemetryEvent:

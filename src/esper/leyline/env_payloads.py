@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from esper.leyline.gates import Check
+from esper.leyline.policy_payloads import LayerGradientStats
 from esper.leyline.record import record
 from esper.leyline.stages import Cause, Gate
 
@@ -39,12 +40,12 @@ class EpisodeCompleted:
 
 @record
 class SlotState:
-    """One slot at the end of an epoch. In an empty slot there is no seed to name."""
+    """One slot with a seed, at the end of an epoch."""
 
     stage: str
     """A SeedStage name."""
-    seed_id: str | None
-    blueprint: str | None
+    seed_id: str
+    blueprint: str
     alpha_share: float
     epochs_in_stage: int
     params: int
@@ -55,7 +56,7 @@ class SlotState:
 
 @record
 class EpochCompleted:
-    """One point of a learning curve, and the state of every slot."""
+    """One point of a learning curve, and the state of every seed."""
 
     train_loss: float | None
     """None after a rollback to the untrained host."""
@@ -67,18 +68,19 @@ class EpochCompleted:
     params_fossil: int
     lr: float | None
     slots: Mapping[str, SlotState]
+    """Slots that hold a seed; a slot that is absent is empty."""
     train_ms: float
     val_ms: float
+    debug: tuple[LayerGradientStats, ...] | None
+    """Gradients of host and seeds in the last batch, tensor by tensor, at level DEBUG."""
 
 
 @record
 class HeadDecision:
-    """What one head chose. Heads the op does not use are absent from the event."""
+    """How sure one head was of its choice. Heads that the op does not use, or that had one choice, are absent."""
 
-    choice: str
     prob_share: float
-    entropy_share: float | None
-    """None where there was nothing to choose."""
+    entropy_share: float
     num_legal: int
     probs: Mapping[str, float] | None
     """All probabilities, at level DEBUG."""
@@ -104,6 +106,7 @@ class ActionTaken:
     reward_raw: float | None
     reward_scaled: float | None
     components: Mapping[str, float]
+    """Terms that paid or took something; one that is absent did neither."""
 
 
 @record
@@ -158,6 +161,7 @@ class GateEvaluated:
     target_stage: str
     passed: bool
     checks: tuple[Check, ...]
+    """Those that failed; at level DEBUG all."""
 
 
 @record
@@ -204,9 +208,14 @@ class GovernorStateChanged:
     num_consecutive: int
     first_epoch: int | None
     """Where the trouble began: the first suspect epoch of the streak."""
+    op: str | None
+    slot_id: str | None
+    """What the controller did in this epoch, and where; None for the untrained host."""
     restored_epoch: int | None
     """Epoch whose end the host was set back to; None if it was not set back or went back to the untrained host."""
     rolled_back: bool
+    seeds_removed: tuple[str, ...]
+    """Seeds that the rollback undid, by seed_id."""
 
 
 @record

@@ -169,9 +169,9 @@ class AnomalyDebug:
 
     layers: LayerHealth | None
     stability: NumericalStability | None
-    ratios: tuple[float, ...]
-    """Up to 100 probability ratios out of range."""
-    num_ratios_out_of_range: int
+    ratios: tuple[float, ...] | None
+    """Up to 100 probability ratios out of range; None if the update looked at none."""
+    num_ratios_out_of_range: int | None
 
 
 @record
@@ -188,3 +188,4 @@ class AnomalyDetected:
     num_consecutive: int
     detail: str
     debug: AnomalyDebug | None
+    """At level DEBUG, with alarms of the policy's update; about a host, EPOCH_COMPLETED has its gradients instead."""

@@ -48,8 +48,17 @@ class Worker(Protocol):
     def reset(self, seeds: Sequence[EpisodeSeed]) -> StepResult:
         """Builds fresh hosts, validates them untrained and reports."""
 
-    def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType]) -> StepResult:
-        """Applies one op per env, trains one epoch, validates, reports. `wanted` never changes a result."""
+    def step(
+        self,
+        specs: Sequence[ActionSpec],
+        wanted: frozenset[TelemetryEventType],
+        closer: frozenset[int] = frozenset(),
+    ) -> StepResult:
+        """Applies one op per env, trains one epoch, validates, reports.
+
+        `wanted` are the events to report and `closer` the envs whose gradients are described tensor by tensor.
+        Neither changes what is trained.
+        """
 
     def snapshot(self) -> Mapping[int, EnvSnapshot]:
         """Whole envs by env id."""

@@ -11,6 +11,7 @@ from enum import Enum
 
 from esper.leyline.actions import LifecycleOp, heads_used_by
 from esper.leyline.gates import SeedEvidence
+from esper.leyline.policy_payloads import LayerGradientStats
 from esper.leyline.record import record
 from esper.leyline.stages import SeedStage
 from esper.leyline.telemetry import TelemetryEvent
@@ -161,6 +162,8 @@ class EpochReport:
     events: tuple[TelemetryEvent, ...]
     train_ms: float
     val_ms: float
+    gradients: tuple[LayerGradientStats, ...] | None = None
+    """Of host and seeds in the last batch, clipped; None where nobody asked. For the log: no controller may read it."""
 
     @property
     def epochs_done(self) -> int:
@@ -242,4 +245,7 @@ class BatchSummary:
     ppo: Mapping[str, float]
     """Measured figures of the update; unmeasured ones are absent."""
     phases_ms: Mapping[str, float]
+    """Wall time since the end of the round before, by PHASES; together they are `duration_s`."""
+    phases_cpu_ms: Mapping[str, float]
+    """CPU time of this process in each of them."""
     duration_s: float

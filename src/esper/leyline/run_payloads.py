@@ -120,23 +120,14 @@ class CudaMemory:
     num_retries: int
 
 
-PHASES: tuple[str, ...] = (
-    "train",
-    "validate",
-    "coalition",
-    "act",
-    "execute",
-    "reward",
-    "update",
-    "checkpoint",
-    "other",
-)
-"""Where the wall time of a round can go. Phases that were not timed are absent; `other` takes the rest."""
+PHASES: tuple[str, ...] = ("other", "act", "execute", "reward", "update")
+"""Where the time of a round goes: telling and saving the round before, choosing, training and validating hosts,
+pricing and noting steps, learning."""
 
 
 @record
 class ProfileMeasured:
-    """Where time and memory went in a round. The phases sum to its wall time."""
+    """Where time and memory went in a round. The phases sum to its wall time, from the end of the round before."""
 
     env_steps_per_s: float
     host_samples_per_s: float | None
@@ -144,7 +135,7 @@ class ProfileMeasured:
     controller_ms_per_env_step: float | None
     telemetry_cpu_ms: float | None
     wait_share: float | None
-    """Share of the wall time the parent waited for workers."""
+    """Share of the wall time the parent waited for workers; None where there are none."""
     rss_bytes: int | None
     cuda: Mapping[str, CudaMemory] | None
     disk_free_bytes: int | None

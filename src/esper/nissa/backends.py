@@ -21,13 +21,13 @@ State = Literal["running", "failed", "hung", "closed"]
 
 
 class Backend(Protocol):
-    """What the hub asks of a listener. All calls but `start` come from one thread of its own."""
+    """What the hub asks of a listener. All calls come from one thread of its own."""
 
     name: str
     """Unique within a hub."""
 
     def start(self) -> None:
-        """Opens what it needs. An exception here stops the run before training begins."""
+        """Opens what it needs. An exception here, or not returning, stops the run before training begins."""
 
     def write(self, line: LoggedEvent) -> None:
         """Takes one event."""
@@ -50,7 +50,18 @@ class BackendReport:
 
 
 class BackendLane:
-    """The queue and the thread of one listener."""
+    """The queue and the thread of one listener.
+
+    Args:
+        backend: The listener; it is started here.
+        capacity: Events that may wait for it.
+        hang_s: Time after which a call that does not return is given up.
+        complain: Tells a person.
+
+    Raises:
+        ValueError: The listener did not start in time.
+        Exception: Whatever its start raised.
+    """
 
     def __init__(self, backend: Backend, *, capacity: int, hang_s: float, complain: Callable[[str], None]) -> None:
         self.backend = backend
@@ -64,9 +75,11 @@ class BackendLane:
         self._state: State = "running"
         self._error: str | None = None
         self._num_errors = self._num_taken = self._num_lost = 0
-        backend.start()
+        self._started = threading.Event()
+        self._start_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"esper-{backend.name}", daemon=True)
         self._thread.start()
+        self._await_start()
 
     def feed(self, batch: list[LoggedEvent]) -> None:
         """Offers events; what finds no room is lost to this listener."""
@@ -88,12 +101,17 @@ class BackendLane:
         if self._state == "running" and since is not None and time.monotonic() - since > self._hang_s:
             self._switch_off("hung", f"no return from a call for {self._hang_s:g} s")
 
-    def close(self, timeout: float) -> None:
-        """Lets the listener finish, for at most `timeout` seconds."""
+    def ask_close(self) -> None:
+        """Lets the listener finish, without waiting."""
         with self._wake:
             self._closing = True
             self._wake.notify()
-        self._thread.join(max(0.0, timeout))
+
+    def close(self, timeout: float) -> None:
+        """Lets the listener finish, for at most `timeout` seconds."""
+        self.ask_close()
+        if self._state != "hung":  # what was given up is not waited for once more
+            self._thread.join(max(0.0, timeout))
         if self._thread.is_alive() and self._state == "running":
             self._switch_off("hung", "did not end in time")
 
@@ -103,7 +121,23 @@ class BackendLane:
             lost = self._num_lost + (0 if self._state == "running" else len(self._queue))
             return BackendReport(state=self._state, num_taken=self._num_taken, num_lost=lost, error=self._error)
 
+    def _await_start(self) -> None:
+        if not self._started.wait(self._hang_s):
+            self._state = "hung"
+            raise ValueError(
+                f"{self.backend.name} did not start within {self._hang_s:g} s. Leave it out, or mend what it waits for"
+            )
+        if self._start_error is not None:
+            raise self._start_error
+
     def _run(self) -> None:
+        try:
+            self.backend.start()
+        except BaseException as error:  # it belongs to whoever opens the hub, and is raised there
+            self._start_error = error
+            return
+        finally:
+            self._started.set()
         while self._state == "running":
             line, flush, closing = self._next()
             if line is not None:

@@ -7,8 +7,9 @@ ends in a map from their paths to what they were.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
+from operator import attrgetter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -52,18 +53,34 @@ def _find_in_number(value: float, path: Path, found: dict[str, str]) -> None:
 
 def _finder_of_record(cls: type) -> Finder | None:
     hints = get_type_hints(cls)
-    parts = [(name, find) for name, hint in hints.items() if (find := _finder_of_hint(hint)) is not None]
-    if not parts:
+    finders = {name: find for name, hint in hints.items() if (find := _finder_of_hint(hint)) is not None}
+    if not finders:
         return None
+    numbers = [name for name, find in finders.items() if find is _find_in_number]
+    others = [(name, find) for name, find in finders.items() if find is not _find_in_number]
+    get_numbers = _getter(numbers)
 
     def find_in_record(value: Any, path: Path, found: dict[str, str]) -> None:
-        for name, find in parts:
-            part = getattr(value, name)
-            if part is None or (find is _find_in_number and math.isfinite(part)):
-                continue  # the usual case, without building a path
-            find(part, (*path, name), found)
+        if not _all_finite(get_numbers(value)):
+            for name in numbers:
+                if (part := getattr(value, name)) is not None:
+                    _find_in_number(part, (*path, name), found)
+        for name, find in others:
+            if part := getattr(value, name):
+                find(part, (*path, name), found)
 
     return find_in_record
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], tuple[float | None, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda value: tuple(getattr(value, name) for name in names)
+
+
+def _all_finite(values: Iterable[float | None]) -> bool:
+    """Looks at all at once: one that is not finite makes their sum so. False may also mean a sum that is too large."""
+    return math.isfinite(sum(filter(None, values)))
 
 
 def _finder_of_hint(hint: Any) -> Finder | None:
@@ -77,9 +94,9 @@ def _finder_of_hint(hint: Any) -> Finder | None:
         assert len(arguments) == 1, f"{hint}: a payload field has one type, or one type and None"
         return _finder_of_hint(arguments[0])
     if origin is not None and _is_class(origin, Mapping):
-        return _over(_finder_of_hint(arguments[1]), lambda values: values.items())
+        return _over(_finder_of_hint(arguments[1]), lambda values: values.items(), lambda values: values.values())
     if origin is tuple:
-        return _over(_finder_of_hint(arguments[0]), enumerate)
+        return _over(_finder_of_hint(arguments[0]), enumerate, lambda values: values)
     return None
 
 
@@ -87,11 +104,13 @@ def _is_class(origin: Any, base: type) -> bool:
     return isinstance(origin, type) and issubclass(origin, base)
 
 
-def _over(find: Finder | None, pairs: Callable[[Any], Any]) -> Finder | None:
+def _over(find: Finder | None, pairs: Callable[[Any], Any], parts: Callable[[Any], Any]) -> Finder | None:
     if find is None:
         return None
 
     def find_in_all(values: Any, path: Path, found: dict[str, str]) -> None:
+        if find is _find_in_number and _all_finite(parts(values)):
+            return
         for key, value in pairs(values):
             find(value, (*path, key), found)
 

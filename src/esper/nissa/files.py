@@ -1,8 +1,9 @@
-"""Small files that are either old or new, never half written."""
+"""The few calls on files that a durable record is made of."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 
@@ -14,7 +15,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
         content: All of its bytes.
         durable: True to survive a loss of power, at the price of two syncs.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = os.path.join(path.parent, f".{path.name}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
         write_all(fd, content)
@@ -22,7 +23,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
-    temporary.replace(path)
+    os.replace(temporary, path)
     if durable:
         sync_directory(path.parent)
 
@@ -41,3 +42,11 @@ def sync_directory(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Space left where a folder is; None if the system does not tell."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import time
 from collections import deque
@@ -16,7 +15,7 @@ import msgspec
 
 from esper.leyline import RunStatus, process_started_s
 from esper.leyline.rundir import STATUS_FILE
-from esper.nissa.files import replace_file
+from esper.nissa.files import free_bytes, replace_file
 
 REMEMBERED_EPOCHS = 20
 
@@ -30,6 +29,7 @@ class Heartbeat:
         self._attempt = attempt
         self._every_s = every_s
         self._process_started_s = process_started_s(os.getpid())
+        self._host = socket.gethostname()
         self._where: tuple[str, int | None, int | None] = ("starting", None, None)
         self._progress_at = time.monotonic()
         self._epoch_at: float | None = None
@@ -45,21 +45,25 @@ class Heartbeat:
             self._epoch_at = now
         self._where, self._progress_at = (phase, round_idx, epoch), now
 
+    @property
+    def is_due(self) -> bool:
+        """True once it is time to write again."""
+        return time.monotonic() - self._written_at >= self._every_s
+
     def beat(
         self, *, last_seq: int, dropped: Mapping[str, int], num_held: int, error: str | None, closed: bool = False
     ) -> None:
         """Writes the status if it is time to, or if this is the last one. A failure is not worth a word."""
-        now = time.monotonic()
-        if not closed and now - self._written_at < self._every_s:
+        if not closed and not self.is_due:
             return
-        self._written_at = now
+        self._written_at = now = time.monotonic()
         times = tuple(self._epoch_times_s)
         phase, round_idx, epoch = self._where
         status = RunStatus(
             run=self._run_id,
             attempt=self._attempt,
             pid=os.getpid(),
-            host=socket.gethostname(),
+            host=self._host,
             process_started_s=self._process_started_s,
             written_wall=time.time(),
             closed=closed,
@@ -76,11 +80,3 @@ class Heartbeat:
         )
         with contextlib.suppress(OSError):
             replace_file(self._run_dir / STATUS_FILE, msgspec.json.encode(status), durable=False)
-
-
-def free_bytes(folder: Path) -> int | None:
-    """Space left where a folder is; None if the system does not tell."""
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None

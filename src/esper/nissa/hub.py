@@ -30,6 +30,7 @@ from esper.leyline import (
     check_event,
     make_event,
 )
+from esper.leyline.rundir import DEFAULT_GROUP
 from esper.nissa.backends import Backend, BackendLane
 from esper.nissa.codec import encode
 from esper.nissa.drops import Drops
@@ -70,7 +71,8 @@ class TelemetryHub:
         strict: True to raise on events that break the catalogue; otherwise they are counted and named on stderr.
         require_complete: True if the run should stop as soon as the log is not complete.
         retry_s: Time between two tries on a log that cannot be written.
-        hang_s: Time after which a listener that does not return is switched off.
+        hang_s: Time after which a listener that does not return is switched off. One that does not start in this time
+            is an error, as is one whose start fails.
     """
 
     def __init__(
@@ -80,9 +82,9 @@ class TelemetryHub:
         run_id: str,
         attempt: int,
         first_seq: int,
-        group: str = "main",
+        group: str = DEFAULT_GROUP,
         queue_capacity: int = 8192,
-        flush_interval_s: float = 0.2,
+        flush_interval_s: float = 0.5,
         rotate_bytes: int = 64 << 20,
         heartbeat_s: float = 1.0,
         backends: Sequence[Backend] = (),
@@ -299,8 +301,8 @@ class TelemetryHub:
             run=self.run_id,
             attempt=self.attempt,
             seq=seq,
-            wall=wall,
-            mono=mono,
+            wall=round(wall, 6),
+            mono=round(mono, 6),
             type=event.type,
             severity=event.severity,
             round=event.round,
@@ -319,6 +321,8 @@ class TelemetryHub:
                 lane.ask_flush()
 
     def _beat(self, *, closed: bool) -> None:
+        if not closed and not self._heartbeat.is_due:
+            return
         with self._changed:
             last_seq, dropped = self._next_seq - 1, self._all_dropped()
         self._heartbeat.beat(
@@ -334,6 +338,9 @@ class TelemetryHub:
         return self._crash or self._writer.error or self._writer.sync_error
 
     def _close_lanes(self, deadline: float) -> None:
+        """Ends all listeners side by side, so that one that hangs takes no time from the others."""
+        for lane in self._lanes:
+            lane.ask_close()
         for lane in self._lanes:
             lane.close(deadline - time.monotonic())
 

@@ -45,6 +45,8 @@ class LogFile:
         self._rotate_bytes = rotate_bytes
         self._fd: int | None = None
         self._tally = _Tally()
+        self._torn = False
+        """True while half a line may stand at the end of the file."""
         self._open()
 
     @property
@@ -65,12 +67,15 @@ class LogFile:
         if self._tally.num_bytes >= self._rotate_bytes:
             self._rotate()
         fd = self._open()
-        self._cut_back(fd)
+        if self._torn:
+            self._cut_back(fd)
+        self._torn = True
         try:
             write_all(fd, lines)
         except OSError:
             self._cut_back(fd)
             raise
+        self._torn = False
         self._tally.add(lines, seqs)
 
     def sync(self) -> None:
@@ -98,6 +103,7 @@ class LogFile:
     def _cut_back(self, fd: int) -> None:
         if os.fstat(fd).st_size > self._tally.num_bytes:
             os.ftruncate(fd, self._tally.num_bytes)
+        self._torn = False
 
     def _rotate(self) -> None:
         part = next_part(self._manifest.segments, self.attempt)

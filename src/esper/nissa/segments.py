@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline import SCHEMA_VERSION, AttemptEntry, RunManifest, SegmentEntry, segment_name, segment_position
-from esper.leyline.rundir import EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
+from esper.leyline.rundir import DEFAULT_GROUP, EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
 from esper.nissa.files import replace_file, sync_directory
 
 
@@ -64,7 +64,9 @@ def write_manifest(run_dir: Path, manifest: RunManifest) -> None:
     replace_file(run_dir / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest)), durable=True)
 
 
-def begin_attempt(run_dir: Path, *, run_id: str | None = None, first_seq: int = 0, group: str = "main") -> RunManifest:
+def begin_attempt(
+    run_dir: Path, *, run_id: str | None = None, first_seq: int = 0, group: str = DEFAULT_GROUP
+) -> RunManifest:
     """Makes a run directory ready for a new start: closes what an earlier one left open and enters the new one.
 
     Args:

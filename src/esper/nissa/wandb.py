@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -21,7 +22,6 @@ class WandbBackend:
         project: Where the run appears.
         run_id: Name and identity of the run there: ours.
         config: What to show as its configuration. Never put secrets here; the library has its own place for them.
-        online: False to keep everything on this machine (W&B only; trackio is local).
     """
 
     def __init__(
@@ -31,13 +31,11 @@ class WandbBackend:
         project: str,
         run_id: str,
         config: Mapping[str, Any],
-        online: bool = False,
     ) -> None:
         self.name: str = library
         self._project = project
         self._run_id = run_id
         self._config = dict(config)
-        self._online = online
         self._rounds = RoundCollector()
         self._library: ModuleType | None = None
 
@@ -52,7 +50,8 @@ class WandbBackend:
         except ImportError as error:
             raise ValueError(f"{self.name} is not installed: pip install {self.name}, or leave it out") from error
         if self.name == "wandb":
-            mode = "online" if self._online else "offline"
+            # Nothing leaves this machine unless the library's own switch asks for it.
+            mode = os.environ.get("WANDB_MODE", "offline")
             self._library.init(
                 project=self._project,
                 id=self._run_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +34,7 @@ def bench_telemetry_command(
 
     The same run is trained once per level, in this process, with one thread for the hosts. Counted is the CPU time of
     the training thread inside telemetry and that of the log's own thread, per env step, against the CPU time of a
-    step; and the bytes that were written.
+    step; and the bytes that were written. Exit code 1 says that NORMAL is over one of its budgets.
     """
     from esper.simic.training.config import TrainingConfig
 
@@ -55,6 +56,17 @@ def bench_telemetry_command(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"written: {out}", soft_wrap=True)
+    if over := over_budget(figures["normal"]):
+        console.print(f"NORMAL is over its budget: {', '.join(over)}", highlight=False)
+        raise SystemExit(1)
+
+
+def over_budget(figures: Mapping[str, Any]) -> list[str]:
+    """What costs more than it may at level NORMAL, which is what runs use."""
+    share, size = figures["share"], figures["bytes_per_step"]
+    over = [f"{share:.2%} of a step's time, at most {SHARE:.0%}"] if share > SHARE else []
+    limit = BYTES_PER_STEP["normal"]
+    return [*over, f"{size:,.0f} bytes per step, at most {limit:,}"] if size > limit else over
 
 
 def measure(config: TrainingConfig, level: str) -> dict[str, Any]:

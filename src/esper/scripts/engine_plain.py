@@ -125,10 +125,15 @@ class BenchWorker:
         self._loops = {seed.env_id: PlainLoop(self._task, seed, *self._batches) for seed in seeds}
         return self.engine.reset(seeds)
 
-    def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType]) -> StepResult:
+    def step(
+        self,
+        specs: Sequence[ActionSpec],
+        wanted: frozenset[TelemetryEventType],
+        closer: frozenset[int] = frozenset(),
+    ) -> StepResult:
         """A step of the engine."""
         started = time.perf_counter()
-        result = self.engine.step(specs, wanted)
+        result = self.engine.step(specs, wanted, closer)
         self._step_s = time.perf_counter() - started
         return result
 

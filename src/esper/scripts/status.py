@@ -20,7 +20,7 @@ POLL_S = 0.5
 
 def status_command(
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run directory.")],
-    follow: Annotated[bool, tyro.conf.arg(help="Stay and show the run as it goes on, until it ends.")] = False,
+    follow: Annotated[bool, tyro.conf.arg(help="Stay and show the run as it goes on, until it is over.")] = False,
     as_json: Annotated[bool, tyro.conf.arg(name="json", help="Print the verdict as JSON, for programs.")] = False,
 ) -> None:
     """Show what a run is doing, live or finished.
@@ -47,7 +47,7 @@ def status_command(
             if (newest := render_line(view, found)) != line:
                 line = newest
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
-            if view.progress.ended is not None:
+            if _is_over(view, found):
                 return
             time.sleep(POLL_S)
             view, found = next(views)
@@ -61,10 +61,17 @@ def _follow_on_screen(
     from esper.karn.console import render_status
 
     with Live(render_status(view, found), console=console, auto_refresh=False, vertical_overflow="crop") as screen:
-        while view.progress.ended is None:
+        while not _is_over(view, found):
             time.sleep(POLL_S)
             view, found = next(views)
             screen.update(render_status(view, found), refresh=True)
+
+
+def _is_over(view: RunView, found: Verdict) -> bool:
+    """Nothing more will come: the log has its end, or the process that wrote it is gone."""
+    from esper.karn.finding import State
+
+    return view.progress.ended is not None or found.state is State.DIED
 
 
 def _views(run: Path) -> Iterator[tuple[RunView, Verdict]]:

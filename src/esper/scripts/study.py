@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
+from esper.leyline import ExitCode
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.train import run_and_show
 
@@ -62,7 +64,8 @@ def study_command(
     """Train policies, tune the fixed controllers, and compare all of them on the test split.
 
     Everything that is finished is kept: a second start goes on where the first one stopped, in the middle of a
-    training too. What is claimed, and on how many seeds, is fixed in the code before any result exists.
+    training too. What is claimed, and on how many seeds, is fixed in the code before any result exists. A policy whose
+    event log lacks anything is not judged.
     """
     if name not in STUDIES:
         raise ValueError(f"unknown study {name!r}. Known: {', '.join(STUDIES)}")
@@ -80,8 +83,9 @@ def study_command(
     runs = []
     for seed in range(num_policies):
         start = _start(with_overrides(config, {"seed": seed}), folder / f"policy-{seed}")
-        if start.rounds_done < start.config.rounds:
+        if start.rounds_done < start.config.rounds or _log_trouble(start.run.path) is not None:
             run_and_show(start, None)
+            _check_log(start.run.path)
         runs.append(start.run.path)
     common: dict[str, Any] = {
         "task": config.task,
@@ -103,6 +107,29 @@ def study_command(
     )
 
 
+def _check_log(path: Path) -> None:
+    """Refuses a policy whose log still lacks something after the last round.
+
+    Raises:
+        SystemExit: It does.
+    """
+    if (trouble := _log_trouble(path)) is not None:
+        sys.stderr.write(
+            f"esper: the event log of {path} is not whole: {trouble}. A resume cannot mend that. Move the folder away, "
+            "and the study trains this policy again\n"
+        )
+        raise SystemExit(int(ExitCode.LOG_INCOMPLETE))
+
+
+def _log_trouble(path: Path) -> str | None:
+    """What the log of a training lacks; None if it is whole. One that lacks its end gets it from a resume."""
+    from esper.karn.integrity import check_run
+
+    found = check_run(path)
+    lost = (f"{found.num_missing_seq} events are lost",) if found.num_missing_seq else ()
+    return next(iter((*found.problems, *lost)), None)
+
+
 def _start(config: TrainingConfig, path: Path) -> Start:
     """The training of one policy: from its newest checkpoint, or from the beginning."""
     from esper.simic.training.checkpoint import checkpoint_folders
@@ -111,7 +138,7 @@ def _start(config: TrainingConfig, path: Path) -> Start:
     from esper.simic.training.storage import remove
 
     if path.is_dir() and checkpoint_folders(open_run(path)):
-        return start_again(path, {"workers": config.workers})
+        return start_again(path, {"workers": config.workers}, require_complete=True)
     if path.is_dir():
         remove(path)  # it was stopped before its first checkpoint
-    return start_new(config, path.parent, path.name)
+    return start_new(config, path.parent, path.name, require_complete=True)

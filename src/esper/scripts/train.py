@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 
+from esper.leyline.rundir import DEFAULT_GROUP
 from esper.scripts.train_flags import (
     Machine,
     MachineFlags,
@@ -27,7 +27,7 @@ from esper.scripts.train_flags import (
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
-    from esper.simic.training.session import Start
+    from esper.simic.training.session import Finish, Start
 
 
 def train_command(
@@ -51,6 +51,10 @@ def train_command(
         Path, tyro.conf.arg(help="Folder that gets one directory per run.", aliases=("--runs",))
     ] = Path("runs"),
     run_id: Annotated[str | None, tyro.conf.arg(help="Name of the run; default: date, time and chance.")] = None,
+    group: Annotated[
+        str | None,
+        tyro.conf.arg(help=f"Cohort of a new run: `esper query` compares by it; default: {DEFAULT_GROUP}."),
+    ] = None,
     data_dir: Annotated[Path | None, tyro.conf.arg(help="Where the data lies, if not in a usual place.")] = None,
     run: Run = RunFlags(),  # noqa: B008 (frozen)
     machine: Machine = MachineFlags(),  # noqa: B008 (frozen)
@@ -72,15 +76,29 @@ def train_command(
 
     changes = given(run, machine, reward, policy, records)
     if dual_ab is not None:
+        why = "it starts two new runs, each with a name of its own and in the group of its side"
+        _refuse("--dual-ab", why, resume=resume, run_id=run_id, group=group)
         _compare([_side(word, controller, preset, config_json, changes) for word in dual_ab], telemetry_dir, data_dir)
         return
     if resume is not None:
+        _refuse("--resume", "a run keeps the name and the group it began with", run_id=run_id, group=group)
         start = start_again(resume, changes)
     else:
         config = resolve(controller, preset, config_json, changes)
         _check_before_writing(config, data_dir)
-        start = start_new(config, telemetry_dir, run_id)
+        start = start_new(config, telemetry_dir, run_id, group=DEFAULT_GROUP if group is None else group)
     run_and_show(start, data_dir)
+
+
+def _refuse(mode: str, why: str, **flags: object) -> None:
+    """Names the first flag that was given although it says nothing in this mode.
+
+    Raises:
+        ValueError: There is one.
+    """
+    for name, value in flags.items():
+        if value is not None:
+            raise ValueError(f"--{name.replace('_', '-')} does not go with {mode}: {why}. Leave it out")
 
 
 def _check_before_writing(config: TrainingConfig, data_dir: Path | None) -> None:
@@ -120,14 +138,23 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
         finish = run_session(start, stop, display, data_dir=data_dir)
     if finish.history:
         console.print(outcome_table(finish.history, config.envs))
-    if not finish.history:
-        console.print("Stopped before the first round; there is nothing to go on from.", soft_wrap=True)
-    elif len(finish.history) < config.rounds:
-        console.print(f"Stopped. Go on with: esper train --resume {start.run.path}", soft_wrap=True)
-    else:
-        console.print(f"Done. Everything is in {start.run.path}", soft_wrap=True)
+    console.print(_last_words(start, finish), soft_wrap=True)
     if finish.exit_code:
         raise SystemExit(int(finish.exit_code))
+
+
+def _last_words(start: Start, finish: Finish) -> str:
+    path, done = start.run.path, len(finish.history)
+    if finish.saved_index is None:
+        what = "No round is saved" if done else "Stopped before the first round"
+        return f"{what}; there is nothing to go on from in {path}"
+    if finish.saved_index < done:
+        what = f"Rounds after the first {finish.saved_index} are not" if finish.saved_index else "No round is"
+        return f"{what} saved. Mend what kept them from it, then repeat them with: esper train --resume {path}"
+    if done < start.config.rounds:
+        when = "" if done else " before the first round"
+        return f"Stopped{when}. Go on with: esper train --resume {path}"
+    return f"Done. Everything is in {path}"
 
 
 def _side(
@@ -152,8 +179,8 @@ def _side(
 
 def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
     from esper.scripts.train_display import TrainingDisplay, comparison_table, progress_bars
-    from esper.simic.training.dual_ab import check_comparable, compare
-    from esper.simic.training.session import sitting, start_new
+    from esper.simic.training.dual_ab import check_comparable, differing_fields, run_comparison
+    from esper.simic.training.session import start_new
     from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
@@ -161,22 +188,34 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
     check_comparable(a, b)
     for config in (a, b):
         _check_before_writing(config, data_dir)
+    console.print(f"the sides differ in {', '.join(differing_fields(a, b))}", soft_wrap=True)
     horizon = training_task(a).horizon
-    starts = [start_new(config, runs) for config in (a, b)]
-    for (name, _), start in zip(sides, starts, strict=True):
+    names = _different([name for name, _ in sides])
+    starts = tuple(
+        start_new(config, runs, group=name, require_complete=True) for name, config in zip(names, (a, b), strict=True)
+    )
+    for name, start in zip(names, starts, strict=True):
         console.print(f"{name}: run {start.run.path}", soft_wrap=True)
-    with ExitStack() as stack:
-        stop = stack.enter_context(StopSignals())
-        progress = stack.enter_context(progress_bars(console))
-        displays = [
-            TrainingDisplay(progress, label=name, rounds=a.rounds, horizon=horizon, done=0) for name, _ in sides
-        ]
-        seats = [
-            stack.enter_context(sitting(start, stop, display, data_dir=data_dir))
-            for start, display in zip(starts, displays, strict=True)
-        ]
-        found = compare(seats[0].trainer, seats[1].trainer)
-    console.print(comparison_table([name for name, _ in sides], found))
+    with StopSignals() as stop, progress_bars(console) as progress:
+        displays = tuple(
+            TrainingDisplay(progress, label=name, rounds=a.rounds, horizon=horizon, done=0) for name in names
+        )
+        finish = run_comparison((starts[0], starts[1]), stop, (displays[0], displays[1]), data_dir=data_dir)
+    if finish.found.pairs:
+        console.print(comparison_table(names, finish.found))
+    else:
+        console.print("No episode was completed on both sides; there is nothing to compare.", soft_wrap=True)
+    for name, start, side in zip(names, starts, finish.sides, strict=True):
+        console.print(f"{name}: {_last_words(start, side)}", soft_wrap=True)
+    if finish.exit_code:
+        raise SystemExit(int(finish.exit_code))
+
+
+def _different(names: list[str]) -> list[str]:
+    """Names of the sides, which are also the groups of their runs; two files of the same name are told apart."""
+    return (
+        names if len(set(names)) == len(names) else [f"{name}-{side}" for name, side in zip(names, "ab", strict=True)]
+    )
 
 
 def main() -> None:

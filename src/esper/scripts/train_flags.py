@@ -22,7 +22,9 @@ def _default(entry: Field[Any]) -> Any:
 
 def _metavar(hint: Any) -> str:
     kinds = {kind.__name__ for kind in get_args(hint) or (hint,) if isinstance(kind, type)} - {"NoneType"}
-    return " ".join(sorted(kinds)).upper() if get_origin(hint) is not tuple else "LOGIT LOGIT ..."
+    if get_origin(hint) is not tuple:
+        return " ".join(sorted(kinds)).upper()
+    return "LOGIT LOGIT ..." if float in get_args(hint) else "NAME NAME ..."
 
 
 def _flag(entry: Field[Any], hint: Any) -> tuple[str, Any, None]:

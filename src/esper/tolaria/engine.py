@@ -43,6 +43,8 @@ class EngineEnv(Protocol):
     run_seed: int
     epoch: int | None
     terminal: bool
+    closer: bool
+    """Whether the gradients of this step are to be described."""
     seat: EnvSeat
     governor: TolariaGovernor
     totals: Tensor
@@ -139,7 +141,12 @@ class VectorizedEngine(Generic[EnvT]):
             self._validate(envs)
             return self._finish(envs, {})
 
-    def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType] = NOTHING) -> StepResult:
+    def step(
+        self,
+        specs: Sequence[ActionSpec],
+        wanted: frozenset[TelemetryEventType] = NOTHING,
+        closer: frozenset[int] = frozenset(),
+    ) -> StepResult:
         """One op and one epoch in every env. Envs whose episode is over sit still.
 
         Raises:
@@ -155,6 +162,7 @@ class VectorizedEngine(Generic[EnvT]):
             envs = [env for env in self.envs.values() if not env.terminal]
             for env in envs:
                 env.epoch = 0 if env.epoch is None else env.epoch + 1
+                env.closer = env.env_id in closer
                 with env.seat.running():
                     outcomes[env.env_id] = self._ops.apply(env, by_env[env.env_id], wanted)
             self._train(envs)

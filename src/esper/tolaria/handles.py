@@ -170,7 +170,6 @@ class ProcessHandle:
 
     def launch(self) -> None:
         """Starts the process without waiting for it, so that all of a pool can start at once."""
-        self._numbers[CANCEL] = 0.0
         self._numbers[TIME] = time.monotonic()
         self._connection, theirs = self._context.Pipe()
         process = self._context.Process(

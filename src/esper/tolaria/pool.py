@@ -31,7 +31,7 @@ from esper.leyline import (
 )
 from esper.tolaria.engine import not_applied
 from esper.tolaria.handles import MIN_SILENCE_S, Handle, InlineHandle, ProcessHandle
-from esper.tolaria.messages import Hello, PoolFailure, Progress, Request, WorkerLost
+from esper.tolaria.messages import Hello, PoolFailure, Progress, Request, StepCancelled, WorkerLost
 from esper.tolaria.runtime import usable_cores
 from esper.tolaria.worker import BuildWorker
 
@@ -97,12 +97,15 @@ class EnginePool:
             raise ValueError(f"workers must be at least 1, got {workers}")
         self.kind = kind
         self.wanted = wanted
+        self.closer: frozenset[int] = frozenset()
+        """Envs whose gradients steps are to describe tensor by tensor."""
         self.num_restarts = 0
         self.num_abandoned = 0
         self._sink = sink
         self._replay_snapshot_every = replay_snapshot_every
         self._max_lost_share = max_lost_share
         self._interrupted = False
+        self._cancelled = False
         self._next_id = 0
         make: Callable[[int], Handle] = (
             (lambda i: ProcessHandle(i, build, spec, silence_s))
@@ -166,7 +169,8 @@ class EnginePool:
         if len(by_env) != len(specs) or set(by_env) != set(self.env_ids):
             raise ValueError(f"expected one spec for each of the envs {self.env_ids}, got specs for {list(by_env)}")
         events = self.wanted if wanted is None else wanted
-        result = self._everywhere("step", lambda lane: (tuple(by_env[i] for i in lane.env_ids), events))
+        closer = self.closer
+        result = self._everywhere("step", lambda lane: (tuple(by_env[i] for i in lane.env_ids), events, closer))
         if self._replay_snapshot_every and len(self._longest_history()) > self._replay_snapshot_every:
             self._move_replay_start()
         return self._with_lost(result, by_env)
@@ -213,6 +217,7 @@ class EnginePool:
 
     def cancel(self) -> None:
         """Makes a running step stop between two batches and raise StepCancelled. Safe in a signal handler."""
+        self._cancelled = True
         for lane in self._lanes:
             lane.handle.cancel()
 
@@ -277,6 +282,9 @@ class EnginePool:
                 return lane.handle.receive(request)
             except WorkerLost as error:
                 lost = error
+        if self._cancelled:
+            # What stops the run may have reached the worker too: a terminal or a scheduler signals the whole group.
+            raise StepCancelled("the run is stopping")
         started = time.monotonic()
         self._tell(lane, "lost", lost, 0, 0.0)
         self._count_restart(lost)

@@ -46,6 +46,17 @@ def test_the_ratio_is_one_at_first_and_moves_after() -> None:
     assert min(log_ratio[1:]) > 1e-3
 
 
+def test_a_head_that_no_gradient_reaches_is_told_as_missing() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    blend = HEAD_NAMES.index("blend")
+    for parameter in agent.network.head_parameters()[blend]:
+        parameter.requires_grad_(False)
+    heads = agent.update(lived_buffer(agent, spec, envs=8))["heads"]
+    assert (heads["blend"]["grad_state"], heads["blend"]["grad_norm"]) == ("missing", None)
+    assert heads["op"]["grad_state"] == "ok"
+
+
 def test_an_update_reports_a_moving_ratio_and_every_head() -> None:
     spec = small_world()
     agent = small_agent(spec, learning_rate=1e-3, target_kl=10.0)

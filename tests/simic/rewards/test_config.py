@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.leyline import DEFAULT_LIFECYCLE, ActionSpec, LifecycleOp
+from esper.leyline import DEFAULT_LIFECYCLE
 from esper.simic.rewards import (
     DEFAULT_MODE,
     MODES,
@@ -18,12 +18,9 @@ from esper.simic.rewards import (
     check_mode,
     default_gamma,
     get_mode,
-    suspicions,
     uncalibrated,
 )
 from esper.simic.rewards.modes import TermKind
-from tests.fakes import act_on, germinate, play, script_chooser, world
-from tests.simic.rewards.pricing import ledgers, make_config
 
 CONFIG = RewardConfig(
     horizon=20,
@@ -141,29 +138,3 @@ def test_without_calibration_the_scale_runs_from_chance_to_perfection() -> None:
 def test_the_default_discount_keeps_the_end_in_sight(horizon: int) -> None:
     assert 0.0 < default_gamma(horizon) <= 1.0
     assert default_gamma(horizon) ** horizon >= 0.7
-
-
-PARASITE = [
-    (0, germinate("r0c0", "parasite")),
-    (1, act_on(LifecycleOp.ADVANCE, "r0c0")),
-    (8, act_on(LifecycleOp.FOSSILIZE, "r0c0")),
-]
-GOOD = [(8, germinate("r0c0", "good")), (9, act_on(LifecycleOp.ADVANCE, "r0c0"))]
-
-
-def patterns(plan: list[tuple[int, ActionSpec]], *, reference: bool = True) -> list[set[str]]:
-    spec = world(horizon=30)
-    config = make_config(spec, reference=reference)
-    steps = play(spec, script_chooser(plan))
-    memory = ledgers(steps, config)[1:]
-    return [{s.pattern for s in suspicions(step.after, m, config)} for step, m in zip(steps, memory, strict=True)]
-
-
-def test_a_parasite_is_suspected_of_both_patterns_and_a_good_seed_of_none() -> None:
-    assert patterns(PARASITE)[-1] == {"ransomware", "attribution_ratio"}
-    assert patterns(GOOD)[-1] == set()
-    assert patterns([]) == [set()] * 30
-
-
-def test_without_a_reference_curve_nobody_can_be_called_a_ransomer() -> None:
-    assert "ransomware" not in set().union(*patterns(PARASITE, reference=False))

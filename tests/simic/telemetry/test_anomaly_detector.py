@@ -13,7 +13,6 @@ import pytest
 
 from esper.leyline import THRESHOLDS, EpochReport, SeedStage, Severity, Threshold
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, LOSS_MIN_HISTORY, MIN_RATE_EPISODES, MIN_USABLE
-from esper.simic.rewards import suspicion
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Finding
 from esper.simic.telemetry.readings import EpochInputs, UpdateInputs, wait_share
 from esper.simic.telemetry.records import EnvContext, UpdateClock
@@ -116,6 +115,14 @@ def test_skipped_updates_are_counted_in_a_row() -> None:
     assert [f.value for f in check(detector, skipped)] == [1.0]
 
 
+def test_an_update_that_looked_at_nothing_clears_no_alarm() -> None:
+    detector = AnomalyDetector()
+    assert "num_nonfinite" in {f.kind for f in check(detector, inputs(gradient_stats__num_nonfinite=2))}
+    skipped = inputs(performed=False, observations=None, lstm=None)
+    assert "num_nonfinite" not in {f.kind for f in check(detector, skipped)}
+    assert [f.state for f in check(detector, inputs()) if f.kind == "num_nonfinite"] == ["cleared"]
+
+
 def test_warm_up_silences_all_rows_but_the_marked_ones() -> None:
     awful: dict[str, Any] = {
         "clip_fraction": 0.9,
@@ -165,6 +172,13 @@ def test_heads_with_few_decisions_are_not_judged() -> None:
         warm(detector)
         bad = inputs(head_entropies__op=0.01, heads__op__num_usable=usable)
         assert [f.metric for f in check(detector, bad, 3)] == expected
+
+
+def test_a_controller_that_does_not_learn_is_judged_by_what_it_does_to_hosts() -> None:
+    fixed = replace(inputs(op_stats(wait=9, other=0), shaping_share=1.0, num_rollbacks_total=50), metrics=None)
+    detector = AnomalyDetector()
+    assert [f.kind for f in check(detector, fixed)] == ["rollbacks_per_100_episodes", "shaping_share"]
+    assert not check(detector, fixed, 30), "and never for waiting or for updates it does not make"
 
 
 def test_rates_and_drift_need_enough_history() -> None:
@@ -229,9 +243,10 @@ def test_sick_and_dormant_seeds(field: str, kind: str) -> None:
         calm = EpochInputs(report=report_with(**{field: good}))
         found = [f for f in detector.check_all(calm, epoch_of(0, 1)).findings if f.severity is severity]
         assert not found
-        sick = EpochInputs(report=report_with(**{field: bad}))
-        (found_one,) = AnomalyDetector().check_all(sick, epoch_of(0, 1)).findings
-        assert (found_one.metric, found_one.severity) == (f"{kind}:r0c0", severity)
+        sick, detector = EpochInputs(report=report_with(**{field: bad})), AnomalyDetector()
+        told = [detector.check_all(sick, epoch_of(0, epoch)).findings for epoch in range(1, 1 + row.num_consecutive)]
+        assert not any(told[:-1])
+        assert [(f.metric, f.severity) for f in told[-1]] == [(f"{kind}:r0c0", severity)]
 
 
 def test_a_jump_of_the_loss_is_told_before_the_governor_acts() -> None:
@@ -295,8 +310,3 @@ def test_envs_have_alarms_of_their_own() -> None:
     calm = EpochInputs(report=report_with())
     assert [f.state for f in detector.check_all(calm, epoch_of(0, 2)).findings] == ["cleared"]
     assert not detector.check_all(sick, epoch_of(1, 2)).findings
-
-
-def test_rewards_use_the_limits_of_the_table() -> None:
-    assert THRESHOLDS["attribution_ratio"].warn == suspicion.MAX_ATTRIBUTION_RATIO
-    assert THRESHOLDS["ransom_contribution_pp"].critical == suspicion.RANSOM_CONTRIBUTION_PP

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from esper.leyline import LayerGradientStats
+from esper.leyline import THRESHOLDS, LayerGradientStats
 from esper.simic.telemetry.debug_telemetry import (
     check_numerical_stability,
     collect_per_layer_gradients,
+    odd_ratios,
 )
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, compute_grad_norm_surrogate
 
@@ -107,3 +108,15 @@ def test_stability() -> None:
     assert found.nonfinite_tensors == ("p1", "p2")
     assert check_numerical_stability(model_with(None)).max_abs_gradient is None
     assert check_numerical_stability(nn.Module()).max_abs_weight is None
+
+
+def test_odd_ratios_come_strangest_first() -> None:
+    low, high = THRESHOLDS["ratio_min"].warn, THRESHOLDS["ratio_max"].warn
+    assert low is not None
+    assert high is not None
+    given = [1.0, 1.5 * high, 1.1 * low, 0.1 * low, high, low, torch.inf, torch.nan, 0.5 * low]
+    found = odd_ratios(torch.tensor(given, dtype=torch.float64))
+    assert math.isnan(found[0])
+    assert math.isinf(found[1])
+    assert found[2:] == pytest.approx([0.1 * low, 0.5 * low, 1.5 * high])
+    assert odd_ratios(torch.tensor([0.9, 1.1])) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import (
+    THRESHOLDS,
     ActionOutcome,
     AnomalyDebug,
     BatchSummary,
@@ -62,6 +63,7 @@ SUMMARY = BatchSummary(
     update_performed=True,
     ppo={},
     phases_ms={},
+    phases_cpu_ms={},
     duration_s=2.5,
 )
 HIDDEN = RewardHackingSuspected(
@@ -98,9 +100,9 @@ def test_a_round() -> None:
 
 def test_an_action_with_its_reasons_and_its_pay() -> None:
     sink = ListSink()
-    head = HeadDecision(choice="r0c0", prob_share=0.6, entropy_share=0.9, num_legal=2, probs=None)
-    decision = Decision(forced=False, value=0.3, log_prob=-0.5, heads={"slot": head})
-    pay = RewardComponentsTelemetry(amounts={"gain": 1.0, "rent": -0.25})
+    head = HeadDecision(prob_share=0.6, entropy_share=0.9, num_legal=2, probs=None)
+    decision = Decision(value=0.3, log_prob=-0.5, heads={"slot": head})
+    pay = RewardComponentsTelemetry(amounts={"gain": 1.0, "rent": -0.25, "rollback": 0.0})
     spec = germinate("r0c0", "good", env_id=1)
     emit_last_action(sink, CTX, spec, outcome(spec.op, spec.slot), decision, pay, reward_scaled=0.1)
     (data,) = sink.of("ACTION_TAKEN")
@@ -109,6 +111,7 @@ def test_an_action_with_its_reasons_and_its_pay() -> None:
     assert data.heads == {"slot": head}
     assert (data.reward_raw, data.reward_scaled) == (0.75, 0.1)
     assert sum(data.components.values()) == data.reward_raw
+    assert "rollback" not in data.components
 
 
 def test_an_action_of_a_fixed_controller_has_no_reasons() -> None:
@@ -189,13 +192,14 @@ def test_a_skipped_update_is_told_as_a_warning() -> None:
 def test_alarms_carry_their_severity_and_raised_ones_the_bundle() -> None:
     sink, detector = ListSink(), AnomalyDetector()
     bundle = AnomalyDebug(layers=None, stability=None, ratios=(3.0,), num_ratios_out_of_range=1)
-    for ratio in (1.0, 3.0, 9.0, 1.0):
+    bad, worse = (1.5 * THRESHOLDS["ratio_max"].limit_of(s) for s in (Severity.WARNING, Severity.CRITICAL))
+    for ratio in (1.0, bad, worse, 1.0):
         report = detector.check_all(inputs(ratio_max=ratio), UpdateClock(round=2))
         emit_anomaly_diagnostics(sink, report, UpdateClock(round=2), bundle)
     told = sink.of("ANOMALY_DETECTED")
     assert [(data.state, data.kind, data.value) for data in told] == [
-        ("entered", "ratio_max", 3.0),
-        ("worsened", "ratio_max", 9.0),
+        ("entered", "ratio_max", bad),
+        ("worsened", "ratio_max", worse),
         ("cleared", "ratio_max", 1.0),
     ]
     assert [event.severity for event in sink.events] == [Severity.WARNING, Severity.CRITICAL, Severity.INFO]

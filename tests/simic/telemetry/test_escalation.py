@@ -15,7 +15,7 @@ from esper.simic.telemetry.anomaly_detector import (
     level_at,
 )
 from esper.simic.telemetry.emitters import apply_slot_telemetry
-from esper.simic.telemetry.records import Clock, EnvContext, UpdateClock
+from esper.simic.telemetry.records import EnvContext, UpdateClock
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 
 T = 10
@@ -119,14 +119,34 @@ def test_windows_survive_a_checkpoint() -> None:
         assert debugged(resumed, env) == debugged(state, env) != []
 
 
-class Slot:
+def test_windows_are_not_taken_over_where_none_may_open() -> None:
+    state = escalation()
+    handle_telemetry_escalation(report(), state, at(2, 9))
+    for never in (escalation(level=TelemetryLevel.OFF), escalation(escalate_on_anomaly=False)):
+        never.load_state_dict(state.state_dict())
+        assert debugged(never) == []
+
+
+class Workers:
     wanted: frozenset[TelemetryEventType] = frozenset()
+    closer: frozenset[int] = frozenset()
 
 
-@pytest.mark.parametrize("clock", [at(0, 0), UpdateClock(round=0)])
-def test_outboxes_learn_which_types_are_wanted(clock: Clock) -> None:
-    slots = [Slot(), Slot()]
-    apply_slot_telemetry(slots, escalation(level=TelemetryLevel.MINIMAL), clock)
-    assert {slot.wanted for slot in slots} == {enabled(TelemetryLevel.MINIMAL)}
-    assert TelemetryEventType.EPOCH_COMPLETED not in slots[0].wanted
-    assert TelemetryEventType.SEED_PRUNED in slots[0].wanted
+def test_workers_learn_what_is_wanted_and_of_which_envs_more() -> None:
+    workers, state = Workers(), escalation(level=TelemetryLevel.MINIMAL)
+    apply_slot_telemetry(workers, state, [at(2, 3, env=0), at(2, 3, env=1)])
+    assert (workers.wanted, workers.closer) == (enabled(TelemetryLevel.MINIMAL), frozenset())
+    assert TelemetryEventType.EPOCH_COMPLETED not in workers.wanted
+    assert TelemetryEventType.SEED_PRUNED in workers.wanted
+    handle_telemetry_escalation(report(), state, at(2, 3, env=1))
+    apply_slot_telemetry(workers, state, [at(2, 4, env=0), at(2, 4, env=1)])
+    assert (workers.wanted, workers.closer) == (enabled(TelemetryLevel.DEBUG), frozenset({1}))
+    handle_telemetry_escalation(report(), state, UpdateClock(round=2))
+    apply_slot_telemetry(workers, state, [at(3, 0, env=0), at(3, 0, env=1)])
+    assert workers.closer == {0, 1}
+
+
+def test_rollbacks_are_told_even_where_nothing_is_logged() -> None:
+    workers = Workers()
+    apply_slot_telemetry(workers, escalation(level=TelemetryLevel.OFF), [at(0, 0)])
+    assert (workers.wanted, workers.closer) == ({TelemetryEventType.GOVERNOR_STATE_CHANGED}, frozenset())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -12,21 +11,24 @@ from esper.leyline import (
     BLENDS,
     CoalitionTable,
     EpochReport,
+    LifecycleConfig,
     LifecycleOp,
+    RollbackReason,
     SeedStage,
     Severity,
     gate_blend,
     shapley,
 )
-from esper.simic.rewards.suspicion import HackingSuspicion
+from esper.leyline.thresholds import DEGRADATION_SHARE
+from esper.simic.rewards.suspicion import ROWS, HackingSuspicion
 from esper.simic.telemetry.choices import ChoiceCounter
-from esper.simic.telemetry.records import EnvContext
+from esper.simic.telemetry.records import EnvContext, brief_or_none
 from esper.simic.telemetry.report_events import (
     GateWatch,
+    SuspicionWatch,
     describe_coalitions,
     emit_coalitions_measured,
     emit_epoch_completed,
-    emit_suspicions,
     emit_trend,
     find_trend,
 )
@@ -48,31 +50,37 @@ def test_an_epoch_with_all_its_slots() -> None:
         sink = ListSink()
         emit_epoch_completed(sink, ctx(step.after), step.after, lr=0.1)
         (data,) = sink.of("EPOCH_COMPLETED")
-        assert (data.val_loss, data.train_loss, data.lr) == (step.after.val_loss, step.after.train_loss, 0.1)
-        assert tuple(data.slots) == tuple(slot.slot_id for slot in step.after.slots)
+        assert data.lr == 0.1
+        assert (data.val_loss, data.train_loss) == pytest.approx((step.after.val_loss, step.after.train_loss), rel=1e-6)
+        assert tuple(data.slots) == tuple(slot.slot_id for slot in step.after.slots if slot.seed_id is not None)
         fossils = [slot for slot in step.after.slots if slot.stage is SeedStage.FOSSILIZED]
         assert data.params_fossil == sum(slot.params for slot in fossils)
         for slot in step.after.slots:
-            assert data.slots[slot.slot_id].stage == slot.stage.name
-            assert data.slots[slot.slot_id].contribution_pp == slot.contribution_pp
+            if slot.seed_id is not None:
+                assert data.slots[slot.slot_id].stage == slot.stage.name
+                assert data.slots[slot.slot_id].contribution_pp == brief_or_none(slot.contribution_pp)
 
 
 def test_coalitions_agree_with_the_slot_reports() -> None:
-    told = 0
+    told = fossils_only = 0
     for seed in range(6):
         for step in busy_episode(seed):
             sink = ListSink()
-            emit_coalitions_measured(sink, ctx(step.after), step.after)
-            assert len(sink.events) == bool(step.after.coalitions.slot_ids)
+            emit_coalitions_measured(sink, ctx(step.after), step.after, step.after.coalitions.accuracy_pct)
+            players = set(step.after.coalitions.slot_ids)
+            undecided = players - {s.slot_id for s in step.after.slots if s.stage is SeedStage.FOSSILIZED}
+            assert len(sink.events) == (bool(undecided) or (step.after.terminal and bool(players)))
             for data in sink.of("COALITION_MEASURED"):
                 told += 1
+                fossils_only += not undecided
                 worth = {s.slot_id: s.contribution_pp for s in step.after.slots if s.contribution_pp is not None}
-                assert {slot: data.contribution_pp[slot] for slot in worth} == pytest.approx(worth)
+                assert {slot: data.contribution_pp[slot] for slot in worth} == pytest.approx(worth, abs=1e-5)
                 full = next(row for row in data.rows if "0" not in row.mask)
-                assert full.accuracy_pct == step.after.val_accuracy_pct
+                assert full.accuracy_pct == pytest.approx(step.after.val_accuracy_pct)
                 kept = next(row for row in data.rows if row.mask == data.committed_mask)
-                assert kept.accuracy_pct == step.after.committed_accuracy_pct
+                assert kept.accuracy_pct == pytest.approx(step.after.committed_accuracy_pct)
     assert told > 20
+    assert fossils_only > 0
 
 
 def table_of(num_slots: int, masks: range | list[int]) -> CoalitionTable:
@@ -83,68 +91,155 @@ def table_of(num_slots: int, masks: range | list[int]) -> CoalitionTable:
 
 
 def test_only_what_was_measured_is_told() -> None:
-    full = describe_coalitions(table_of(3, range(8)), ["r0c1"])
+    table = table_of(3, range(8))
+    full = describe_coalitions(table, ["r0c1"], table.accuracy_pct)
     assert (full.strategy, full.committed_mask, len(full.rows)) == ("full", "010", 8)
     assert set(full.interaction_pp) == {"r0c0+r0c1", "r0c0+r0c2", "r0c1+r0c2"}
     fair = shapley(table_of(3, range(8)).accuracy_pct, 3)
     assert full.shapley_pp is not None
-    assert tuple(full.shapley_pp.values()) == fair
-    sparse = describe_coalitions(table_of(4, [0, 0b0111, 0b1011, 0b1101, 0b1110, 0b1111]), [])
+    assert tuple(full.shapley_pp.values()) == pytest.approx(fair)
+    table = table_of(4, [0, 0b0111, 0b1011, 0b1101, 0b1110, 0b1111])
+    sparse = describe_coalitions(table, [], table.accuracy_pct)
     assert (sparse.strategy, sparse.shapley_pp, sparse.interaction_pp) == ("leave_one_out", None, {})
     assert set(sparse.contribution_pp) == {"r0c0", "r0c1", "r0c2", "r0c3"}
     assert [row.mask for row in sparse.rows] == ["0000", "1110", "1101", "1011", "0111", "1111"]
 
 
-def test_a_table_without_rows_says_why() -> None:
-    report = busy_episode()[-1].after
-    empty = CoalitionTable(slot_ids=("r0c0",), accuracy_pct={}, loss={})
+def test_seeds_are_worth_what_the_given_points_say() -> None:
+    table = table_of(2, range(4))
+    points = {0: 0.0, 1: 1.0, 2: 10.0, 3: 15.0}
+    data = describe_coalitions(table, [], points)
+    assert (data.contribution_pp, data.interaction_pp) == ({"r0c0": 5.0, "r0c1": 14.0}, {"r0c0+r0c1": 4.0})
+    assert data.shapley_pp == {"r0c0": 3.0, "r0c1": 12.0}
+    assert [row.accuracy_pct for row in data.rows] == [brief_or_none(v) for v in table.accuracy_pct.values()]
+
+
+def test_an_epoch_that_was_rolled_back_has_no_table() -> None:
+    report = next(step.after for step in busy_episode() if step.after.coalitions.slot_ids)
+    undone = replace(report, terminal=True, rollback_reason=RollbackReason.DIVERGENCE)
     sink = ListSink()
-    emit_coalitions_measured(sink, ctx(report), replace(report, coalitions=empty))
+    emit_coalitions_measured(sink, ctx(report), undone, report.coalitions.accuracy_pct)
     (data,) = sink.of("COALITION_MEASURED")
-    assert data.unavailable == "no coalition was measured"
+    assert (data.unavailable, data.rows, data.contribution_pp) == ("the epoch was rolled back", (), {})
 
 
-def test_gates_are_told_when_their_answer_changes() -> None:
+def training_seed() -> tuple[list[Step], LifecycleConfig]:
+    """An episode with one seed that is never blended in, and limits that hold it up for its first epochs."""
     spec = world(2)
-    steps = play(spec, script_chooser([(0, germinate("r0c0", "good"))]))
+    return play(spec, script_chooser([(0, germinate("r0c0", "good"))])), replace(spec.lifecycle, min_training=4)
+
+
+def test_gates_are_told_when_they_are_found_closed_and_when_they_open() -> None:
+    steps, lifecycle = training_seed()
     watch, sink = GateWatch(), ListSink()
     for step in steps:
-        watch.emit(sink, ctx(step.after), step.after, spec.lifecycle)
-    told = sink.of("GATE_EVALUATED")
-    assert 0 < len(told) < len(steps)
-    answers = [(data.passed, tuple((check.name, check.passed) for check in data.checks)) for data in told]
-    assert all(first != second for first, second in pairwise(answers))
-    assert {(data.gate.value, data.target_stage, data.slot_id) for data in told} == {("G2", "BLENDING", "r0c0")}
-    last = next(slot for slot in steps[-1].after.slots if slot.slot_id == "r0c0")
-    assert told[-1].passed == gate_blend(last, spec.lifecycle).passed
-    always = ListSink()
+        watch.emit(sink, ctx(step.after), step.after, lifecycle)
+    closed, opened = sink.of("GATE_EVALUATED")
+    assert (closed.passed, opened.passed) == (False, True)
+    assert (closed.gate.value, closed.target_stage, closed.slot_id) == ("G2", "BLENDING", "r0c0")
+    assert [(check.name, check.passed) for check in closed.checks] == [("epochs_in_stage", False)]
+    assert opened.checks == ()
+
+
+def test_a_gate_that_is_found_open_holds_nobody_up() -> None:
+    steps, lifecycle = training_seed()
+    watch, sink = GateWatch(), ListSink()
+    for step in steps[6:]:
+        watch.emit(sink, ctx(step.after), step.after, lifecycle)
+    assert not sink.events
+
+
+def test_at_debug_every_look_at_a_gate_is_told_with_all_checks() -> None:
+    steps, lifecycle = training_seed()
+    watch, sink = GateWatch(), ListSink()
     for step in steps:
-        GateWatch().emit(always, ctx(step.after), step.after, spec.lifecycle, always=True)
-    assert len(always.events) == sum(step.after.slots[0].stage is SeedStage.TRAINING for step in steps)
+        watch.emit(sink, ctx(step.after), step.after, lifecycle, always=True)
+    told = sink.of("GATE_EVALUATED")
+    seeds = [step.after.slots[0] for step in steps if step.after.slots[0].stage is SeedStage.TRAINING]
+    assert len(told) == len(seeds) > 5
+    for data, seed in zip(told, seeds, strict=True):
+        assert (data.passed, data.checks) == (
+            gate_blend(seed, lifecycle).passed,
+            gate_blend(seed, lifecycle).checks,
+        )
 
 
 def test_a_new_host_is_told_about_anew() -> None:
-    spec = world(2)
-    step = play(spec, script_chooser([(0, germinate("r0c0", "good"))]))[3]
+    steps, lifecycle = training_seed()
+    held = steps[2].after
     watch, sink = GateWatch(), ListSink()
-    watch.emit(sink, ctx(step.after), step.after, spec.lifecycle)
-    watch.emit(sink, ctx(step.after), step.after, spec.lifecycle)
+    watch.emit(sink, ctx(held), held, lifecycle)
+    watch.emit(sink, ctx(held), held, lifecycle)
     assert len(sink.events) == 1
-    watch.emit(sink, replace(ctx(step.after), epoch=0), step.after, spec.lifecycle)
+    watch.emit(sink, replace(ctx(held), epoch=0), held, lifecycle)
     assert len(sink.events) == 2
-    watch.emit(sink, replace(ctx(step.after), env=1), step.after, spec.lifecycle)
+    watch.emit(sink, replace(ctx(held), env=1), held, lifecycle)
     assert len(sink.events) == 3
 
 
-def test_suspicions() -> None:
-    sink = ListSink()
-    signs = [
-        HackingSuspicion(pattern=p, slot_id="r0c0", contribution_pp=2.0, improvement_pp=-1.0, ratio=r)
-        for p, r in (("ransomware", None), ("attribution_ratio", 6.0))
+def hostage(slot_id: str = "r0c0") -> HackingSuspicion:
+    return HackingSuspicion(
+        pattern="ransomware",
+        slot_id=slot_id,
+        severity=Severity.CRITICAL,
+        contribution_pp=2.0,
+        improvement_pp=-2.0,
+        ratio=None,
+    )
+
+
+def over_claim(slot_id: str = "r0c0") -> HackingSuspicion:
+    return replace(hostage(slot_id), pattern="attribution_ratio", severity=Severity.WARNING, ratio=12.0)
+
+
+LASTING = ROWS["ransomware"].num_consecutive
+
+
+def told_of(epochs: list[list[HackingSuspicion]]) -> list[tuple[int | None, str, str]]:
+    """(epoch, pattern, slot) of everything that is told of an episode with these signs."""
+    watch, sink = SuspicionWatch(), ListSink()
+    for epoch, found in enumerate(epochs):
+        watch.emit(sink, EnvContext(round=0, episode=0, env=0, epoch=epoch), found)
+    return [(event.epoch, event.data.pattern, event.data.slot_id) for event in sink.events]  # type: ignore[attr-defined]
+
+
+def test_a_lasting_suspicion_is_told_once() -> None:
+    assert LASTING > 1
+    assert told_of([[hostage(), over_claim()]] * 50) == [
+        (LASTING - 1, "ransomware", "r0c0"),
+        (LASTING - 1, "attribution_ratio", "r0c0"),
     ]
-    emit_suspicions(sink, EnvContext(round=0, episode=0, env=0, epoch=2), signs)
-    assert [event.severity for event in sink.events] == [Severity.CRITICAL, Severity.WARNING]
-    assert [data.ratio for data in sink.of("REWARD_HACKING_SUSPECTED")] == [None, 6.0]
+
+
+def test_a_passing_sign_is_not_told() -> None:
+    assert told_of(([[hostage()]] * (LASTING - 1) + [[]]) * 10) == []
+
+
+def test_a_suspicion_is_told_again_only_after_it_was_gone() -> None:
+    assert [epoch for epoch, _, _ in told_of([[hostage()]] * 9 + [[]] + [[hostage()]] * 9)] == [
+        LASTING - 1,
+        9 + LASTING,
+    ]
+
+
+def test_each_seed_is_suspected_by_itself_and_a_ratio_is_about_all() -> None:
+    turns = [[hostage("r0c0")], [hostage("r0c1")]] * LASTING
+    assert told_of(turns) == []
+    claims = [[over_claim("r0c0")], [over_claim("r0c1")]] * LASTING
+    assert [pattern for _, pattern, _ in told_of(claims)] == ["attribution_ratio"]
+
+
+def test_envs_and_episodes_start_without_suspicion() -> None:
+    watch, sink = SuspicionWatch(), ListSink()
+    for episode in range(3):
+        for epoch in range(LASTING):
+            for env in (0, 1):
+                found = [hostage()] if env == 0 or epoch != 1 else []
+                watch.emit(sink, EnvContext(round=episode, episode=episode, env=env, epoch=epoch), found)
+    assert [(event.episode, event.env, event.epoch) for event in sink.events] == [
+        (episode, 0, LASTING - 1) for episode in range(3)
+    ]
+    assert {event.severity for event in sink.events} == {Severity.CRITICAL}
 
 
 @pytest.mark.parametrize(
@@ -166,10 +261,12 @@ def test_trends_have_bands(change: float, kind: str | None) -> None:
     assert (trend and trend.kind) == kind
 
 
-def test_a_small_score_degrades_by_its_own_measure() -> None:
-    trend = find_trend([10.0] * 10 + [9.4], num_rounds=20)
+@pytest.mark.parametrize(("beyond", "kind"), [(1.01, "degradation"), (0.99, "plateau")])
+def test_a_small_score_degrades_by_its_own_measure(beyond: float, kind: str) -> None:
+    now = 5.0 * (1.0 - beyond * DEGRADATION_SHARE)
+    trend = find_trend([5.0] * 10 + [now], num_rounds=20)
     assert trend is not None
-    assert (trend.kind, trend.previous_pct, trend.rolling_pct) == ("degradation", 10.0, 9.4)
+    assert (trend.kind, trend.previous_pct, trend.rolling_pct) == (kind, 5.0, now)
 
 
 def test_trends_need_a_window_and_a_tenth_of_the_run() -> None:

@@ -28,4 +28,4 @@ def timeless(summary):
     """A summary without what depends on the machine."""
     from dataclasses import replace
 
-    return replace(summary, phases_ms={}, duration_s=0.0)
+    return replace(summary, phases_ms={}, phases_cpu_ms={}, duration_s=0.0)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from esper.leyline import RollbackReason
+from esper.leyline import RollbackReason, SeedStage
 from esper.simic.client import SimicClient
-from esper.simic.training.accounts import EpisodeAccounts
+from esper.simic.training.accounts import EpisodeAccounts, num_contributing_fossils
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
@@ -59,6 +59,13 @@ def test_a_rollback_is_paid_where_it_happened_and_ends_the_episode(played):
     assert episodes[0].end == "rolled_back"
     assert episodes[0].num_epochs == 2
     assert episodes[1] == client.episode_stats()[1], "the other env is not concerned"
+
+
+@pytest.mark.parametrize(("worth", "expected"), [((2.0, -1.0), 1), ((2.0, None), None), ((), 0)])
+def test_fossils_are_counted_as_contributing_only_if_all_were_measured(played, worth, expected):
+    report = played[0][-1].after.reports[0]
+    kept = [replace(report.slots[0], stage=SeedStage.FOSSILIZED, contribution_pp=gain) for gain in worth]
+    assert num_contributing_fossils(replace(report, slots=tuple(kept))) == expected
 
 
 def test_a_lost_worker_ends_the_episode_without_a_price(played):

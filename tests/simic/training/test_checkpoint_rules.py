@@ -147,6 +147,22 @@ def test_failures_in_a_row_are_counted_and_wait_like_saves() -> None:
     assert cadence.failures == 0
 
 
+def test_a_save_that_the_log_did_not_allow_leaves_the_next_boundary_due() -> None:
+    cadence = Cadence(started_s=0.0, saved_index=None)
+    cadence.saved(0, 30.0, 0.1)
+    assert cadence.due(1, 60.0, final=False)
+    cadence.withheld(60.0, 0.0)
+    assert cadence.due(2, 61.0, final=False), "a log that refuses at once costs nothing"
+    cadence.withheld(71.0, 10.0)
+    assert cadence.due(3, 72.0, final=True)
+    assert not cadence.due(3, 80.9, final=False), "a log that lets the run wait is not asked all the time"
+    assert cadence.due(3, 81.0, final=False)
+    assert cadence.failures == 0
+    cadence.saved(3, 81.1, 0.1)
+    assert not cadence.due(4, 91.0, final=False)
+    assert cadence.due(4, 91.1, final=False), "what the log cost is no cost of saving"
+
+
 def test_settings_out_of_range_are_named() -> None:
     with pytest.raises(ValueError, match="min_interval_s must be at least 0, got -1"):
         Cadence(started_s=0.0, saved_index=None, min_interval_s=-1)

@@ -52,6 +52,7 @@ BAD = [
     ("max_grad_norm", 0.0),
     ("width", 0),
     ("keep_checkpoints", 0),
+    ("escalation_epochs", -1),
     ("checkpoint_s", -1.0),
     ("worker_kind", "thread"),
     ("level", "loud"),

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runner import (
-    MAX_SKIPPED_UPDATES,
     UpdatesFailed,
     calculate_entropy_anneal_steps,
+    check_updates,
     run_ppo_updates,
 )
 
@@ -64,5 +64,9 @@ def test_skipped_updates_are_counted_and_the_third_in_a_row_ends_the_run():
     assert count == 1
     _, count = run_ppo_updates(Skipping(performed=True), count)
     assert count == 0
-    with pytest.raises(UpdatesFailed, match="a return is not finite"):
-        run_ppo_updates(Skipping(performed=False), MAX_SKIPPED_UPDATES - 1)
+    for _ in range(2):
+        metrics, count = run_ppo_updates(Skipping(performed=False), count)
+        check_updates(metrics, count)
+    metrics, count = run_ppo_updates(Skipping(performed=False), count)
+    with pytest.raises(UpdatesFailed, match=r"3 updates in a row were skipped, .* a return is not finite"):
+        check_updates(metrics, count)

@@ -115,6 +115,7 @@ def test_a_rollback_ends_the_episode_in_the_step_that_caused_it(epoch: int) -> N
     (event,) = report.events
     assert event.type is TelemetryEventType.GOVERNOR_STATE_CHANGED
     assert (event.data.rolled_back, event.data.first_epoch) == (True, epoch)  # type: ignore[attr-defined]
+    assert (event.data.op, event.data.slot_id, event.data.seeds_removed) == ("WAIT", None, ())  # type: ignore[attr-defined]
     assert event.data.restored_epoch == (None if epoch < 5 else 4)  # type: ignore[attr-defined]
     assert all(torch.isfinite(p).all() for p in worker.envs[0].model.parameters())
     legal = masks(report, worker.layout, worker.lifecycle)
@@ -137,6 +138,8 @@ def test_weights_that_are_not_finite_are_noticed_before_they_matter() -> None:
     assert report.rollback_reason is RollbackReason.NONFINITE
     governor = report.events[-1].data
     assert governor.value == governor.value, "the loss itself was a number"  # type: ignore[attr-defined]
+    assert (governor.op, governor.slot_id) == ("GERMINATE", "r0c0")  # type: ignore[attr-defined]
+    assert governor.seeds_removed == ("0.3.r0c0.1",)  # type: ignore[attr-defined]
 
 
 def test_two_envs_roll_back_at_once_and_a_third_does_not_notice() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import RunBusy, StorageError
+from esper.nissa.files import free_bytes
 from esper.simic.training import storage
 from esper.simic.training.run_dir import RunDir, create_run, open_run, space_warning
 
@@ -90,7 +91,7 @@ def test_a_disk_that_takes_no_bytes_is_found_before_training(
 
 def test_scarce_space_is_told(tmp_path: Path) -> None:
     run = create_run(tmp_path)
-    free = storage.free_bytes(tmp_path)
+    free = free_bytes(tmp_path)
     assert free is not None
     assert space_warning(run, 1000) is None
     told = space_warning(run, free)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich import box
+from rich.console import JustifyMethod
 from rich.table import Table
 
 from esper.scripts.evidence.arms import ARMS, SAMPLED
@@ -99,16 +101,21 @@ def difference(found: Comparison, digits: int) -> str:
 
 def terminal_table(manifest: Manifest, summary: Summary) -> Table:
     """The main table, without the columns that only a file has room for."""
-    hidden = {"peak", "parameter-epochs", "seconds", "kept", "p (Holm)"}
+    hidden = {"peak", "parameter-epochs", "kept", "p (Holm)"}
     hidden.add("loss (nats)" if manifest.metric == "accuracy" else "accuracy (%)")
     if not any(arm.num_failed for arm in summary.arms):
         hidden.add("failed")
     title = f"{manifest.task}: test split, {manifest.horizon} epochs, {len(manifest.run_seeds)} paired run seeds"
-    table = Table(title=title, title_justify="left")
-    names = header(manifest)
+    # Headings may wrap, figures may not: all columns have to fit into 80 characters.
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    names = ["params" if name == "parameters" else name for name in header(manifest)]
     shown = [position for position, name in enumerate(names) if name not in hidden]
+    widths = [max(map(len, column)) for column in zip(*cells(manifest, summary), strict=True)]
     for position in shown:
-        table.add_column(names[position], justify="left" if position == 0 else "right", no_wrap=position == 0)
+        justify: JustifyMethod = "left" if position == 0 else "right"
+        table.add_column(names[position], justify=justify, min_width=widths[position])
     for row in cells(manifest, summary):
         table.add_row(*(row[position] for position in shown))
     return table

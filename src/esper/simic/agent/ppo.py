@@ -21,7 +21,7 @@ from esper.simic.agent.losses import UpdateSettings
 from esper.simic.agent.metrics import by_head, performed_metrics, skipped_metrics
 from esper.simic.agent.ppo_update import run_epochs
 from esper.simic.agent.recurrence import LSTMState
-from esper.simic.agent.sampling import Choice, Exploration, choose
+from esper.simic.agent.sampling import Choice, Distribution, Exploration, choose
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
 from esper.simic.agent.tamiyo_network import ColumnNorm, NetworkShape, TamiyoNetwork
@@ -38,6 +38,8 @@ class Decision:
     num_legal_NH: Tensor
     values_N: Tensor
     """In units of scaled reward."""
+    distributions: tuple[Distribution, ...]
+    """Per head, in storage order: what was drawn from."""
     state: LSTMState
 
     @property
@@ -69,6 +71,8 @@ class PPOAgent:
         self.env_steps = 0
         """Valid steps learned from so far; all schedules follow it."""
         self.updates = 0
+        self.last_ratios_B: Tensor | None = None
+        """Joint probability ratios of all rows that the last update looked at; None if it looked at none."""
         generator = torch.Generator().manual_seed(derive_seed(run_seed, None, None, None, "policy"))
         self.network = TamiyoNetwork(shape, width=config.width, op_prior=config.op_prior, generator=generator)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
@@ -104,6 +108,7 @@ class PPOAgent:
             entropies_NH=choice.entropies_BH,
             num_legal_NH=choice.num_legal_BH,
             values_N=self.network.value.denormalize(forward.values_B),
+            distributions=choice.distributions,
             state=forward.state,
         )
 
@@ -120,6 +125,7 @@ class PPOAgent:
 
         If no row is valid, or a return is not finite, nothing changes and the metrics say why.
         """
+        self.last_ratios_B = None
         rollout = buffer.rollout()
         settings, learning_rate = self._settings(), self.config.learning_rate_at(self.env_steps)
         if not bool(rollout.valid_TN.any()):
@@ -135,6 +141,7 @@ class PPOAgent:
             group["lr"] = learning_rate
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, "ppo"))
         result = run_epochs(self.network, self.optimizer, experience, settings, generator)
+        self.last_ratios_B = result.ratios_B
         observations = self._refresh_statistics(rollout)
         metrics = performed_metrics(result, experience, rollout.values_TN, observations, settings, learning_rate)
         self.env_steps += metrics["env_steps"]

@@ -7,6 +7,7 @@ Knows no buffer, no head names and nothing about where rewards come from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ DEAD_STD = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadResult:
-    """One head over the whole update; None where it had no usable step."""
+    """One head over the whole update; None where it had no usable step, or no gradient reached it."""
 
     entropy_share: float | None
     kl: float | None
@@ -64,6 +65,8 @@ class UpdateResult:
     grad_norm_max: float | None
     heads: tuple[HeadResult, ...]
     memory: MemoryResult
+    ratios_B: Tensor
+    """Joint ratios of all rows looked at."""
 
 
 def run_epochs(
@@ -128,7 +131,7 @@ class _Tally:
         ratios_B = torch.cat(self._log_ratios).exp()
         decided = ratios_B.numel() > 0
         steps = torch.stack(self._steps) if self._steps else None
-        means: list[float | None] = steps.mean(dim=0).tolist() if steps is not None else [None] * 5
+        means: list[float | None] = steps.nanmean(dim=0).tolist() if steps is not None else [None] * 5
         return UpdateResult(
             num_optimizer_steps=len(self._steps),
             num_nonfinite=self.num_nonfinite,
@@ -146,6 +149,7 @@ class _Tally:
             grad_norm_max=None if steps is None else float(steps[:, 4].max()),
             heads=self._heads(means[5:]),
             memory=_describe_memory(self._last.forward),
+            ratios_B=ratios_B,
         )
 
     def _heads(self, grad_norms: list[float | None]) -> tuple[HeadResult, ...]:
@@ -154,8 +158,12 @@ class _Tally:
         heads = []
         for entropy, kl, clipped, rows, norm in zip(*sums_4H, norms, strict=True):
             if rows:
+                # NaN stands for a head that no gradient reached: steps are taken on finite gradients only.
+                reached = None if norm is None or math.isnan(norm) else norm
                 heads.append(
-                    HeadResult(entropy_share=entropy / rows, kl=kl / rows, clip_fraction=clipped / rows, grad_norm=norm)
+                    HeadResult(
+                        entropy_share=entropy / rows, kl=kl / rows, clip_fraction=clipped / rows, grad_norm=reached
+                    )
                 )
             else:
                 heads.append(HeadResult(entropy_share=None, kl=None, clip_fraction=None, grad_norm=None))

@@ -49,6 +49,21 @@ class Exploration:
     """Per head: logits of the habit it is pulled towards; None for a head that is pulled by its entropy alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What one head draws from. Entries of illegal choices mean nothing."""
+
+    legal_BC: Tensor
+    num_legal_B: Tensor
+    log_policy_BC: Tensor
+    log_mixed_BC: Tensor
+    """With the exploration mixed in."""
+
+    def probs_BC(self) -> Tensor:
+        """The probabilities drawn by, in double precision; 0 where illegal."""
+        return self.log_mixed_BC.double().exp() * self.legal_BC
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """One factored action per row and what is known about its distribution. Columns are heads in storage order."""
@@ -61,6 +76,8 @@ class Choice:
     """How far the policy is from where it is pulled, on the same scale: KL to it from the prior over legal choices, or
     1 - entropy share for a head without a prior."""
     num_legal_BH: Tensor
+    distributions: tuple[Distribution, ...]
+    """Per head, in storage order: what the choice was drawn from."""
 
     @property
     def usable_BH(self) -> Tensor:
@@ -109,16 +126,9 @@ def choose(
         log_probs_BH=torch.stack([column.log_prob_B for column in columns], dim=1),
         entropies_BH=torch.stack([column.entropy_B for column in columns], dim=1),
         prior_gaps_BH=torch.stack([column.prior_gap_B for column in columns], dim=1),
-        num_legal_BH=torch.stack([column.num_legal_B for column in columns], dim=1),
+        num_legal_BH=torch.stack([column.distribution.num_legal_B for column in columns], dim=1),
+        distributions=tuple(column.distribution for column in columns),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Distribution:
-    legal_BC: Tensor
-    num_legal_B: Tensor
-    log_policy_BC: Tensor
-    log_mixed_BC: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +136,10 @@ class _HeadChoice:
     log_prob_B: Tensor
     entropy_B: Tensor
     prior_gap_B: Tensor
-    num_legal_B: Tensor
+    distribution: Distribution
 
 
-def _mix(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> _Distribution:
+def _mix(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> Distribution:
     """Logs of (1 - epsilon) * softmax over legal + epsilon * uniform over legal."""
     num_legal_B = legal_BC.sum(dim=-1)
     log_policy_BC = torch.log_softmax(logits_BC.masked_fill(~legal_BC, MASKED_LOGIT), dim=-1)
@@ -137,20 +147,19 @@ def _mix(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> _Distribution:
     if epsilon > 0.0:
         log_uniform_B1 = math.log(epsilon) - torch.log(num_legal_B.float())[:, None]
         log_mixed_BC = torch.logaddexp(log_policy_BC + math.log1p(-epsilon), log_uniform_B1)
-    return _Distribution(legal_BC, num_legal_B, log_policy_BC, log_mixed_BC)
+    return Distribution(legal_BC, num_legal_B, log_policy_BC, log_mixed_BC)
 
 
-def _pick(distribution: _Distribution, uniforms_B: Tensor | None) -> Tensor:
+def _pick(distribution: Distribution, uniforms_B: Tensor | None) -> Tensor:
     if uniforms_B is None:
         return distribution.log_policy_BC.argmax(dim=-1)
     # In double precision u * total < total for every u < 1, so the first bin above it exists and is a legal one:
     # illegal choices have width 0.
-    widths_BC = distribution.log_mixed_BC.double().exp() * distribution.legal_BC
-    edges_BC = widths_BC.cumsum(dim=-1)
+    edges_BC = distribution.probs_BC().cumsum(dim=-1)
     return (edges_BC <= uniforms_B.double()[:, None] * edges_BC[:, -1:]).sum(dim=-1)
 
 
-def _describe(distribution: _Distribution, actions_B: Tensor, prior: tuple[float, ...] | None) -> _HeadChoice:
+def _describe(distribution: Distribution, actions_B: Tensor, prior: tuple[float, ...] | None) -> _HeadChoice:
     num_legal_B, log_policy_BC = distribution.num_legal_B, distribution.log_policy_BC
     has_choice_B = num_legal_B > 1
     log_prob_B = distribution.log_mixed_BC.gather(1, actions_B[:, None])[:, 0]
@@ -169,7 +178,7 @@ def _describe(distribution: _Distribution, actions_B: Tensor, prior: tuple[float
         torch.where(has_choice_B, log_prob_B, zero),
         torch.where(has_choice_B, entropy_B, zero),
         torch.where(has_choice_B, prior_gap_B, zero),
-        num_legal_B,
+        distribution,
     )
 
 

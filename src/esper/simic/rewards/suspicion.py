@@ -5,25 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from esper.leyline import EpochReport, contribution, full_coalition, record
+from esper.leyline import THRESHOLDS, EpochReport, Severity, Threshold, contribution, full_coalition, record
+from esper.leyline.thresholds import MIN_COMMON_GAIN_PP, RANSOM_IMPROVEMENT_PP
 from esper.simic.rewards.families import coalition_points
 from esper.simic.rewards.ledger import common_gain
 from esper.simic.rewards.types import Ledger, RewardConfig
 
-RANSOM_CONTRIBUTION_PP = 1.0
-RANSOM_IMPROVEMENT_PP = -0.2
-MAX_ATTRIBUTION_RATIO = 5.0
-MIN_COMMON_GAIN_PP = 0.1
+ROWS: Mapping[str, Threshold] = {
+    "ransomware": THRESHOLDS["ransom_contribution_pp"],
+    "attribution_ratio": THRESHOLDS["attribution_ratio"],
+}
+"""The row of limits that judges each pattern."""
 
 
 @record
 class HackingSuspicion:
-    """One sign, about one seed."""
+    """One sign, in one epoch. `ROWS` says in how many epochs running it must be seen to mean something."""
 
     pattern: str
     """ransomware: removal would hurt although the host is worse than if it had only waited.
     attribution_ratio: the seeds claim many times what they brought together."""
     slot_id: str
+    """The seed it is about; for attribution_ratio, the one that claims most."""
+    severity: Severity
     contribution_pp: float
     improvement_pp: float
     ratio: float | None
@@ -38,35 +42,44 @@ def suspicions(after: EpochReport, ledger_after: Ledger, config: RewardConfig) -
     measured = {slot_id: gain for slot_id, gain in gains.items() if gain is not None}
     reference = config.reference_points(after.epochs_done)
     return (
-        *_ransomware(measured, None if full is None or reference is None else full - reference),
-        *_over_attribution(measured, common_gain(full, ledger_after.best_bare, reference)),
+        *ransomware(measured, None if full is None or reference is None else full - reference),
+        *over_attribution(measured, common_gain(full, ledger_after.best_bare, reference)),
     )
 
 
-def _ransomware(gains: Mapping[str, float], over_waiting: float | None) -> tuple[HackingSuspicion, ...]:
+def ransomware(gains: Mapping[str, float], over_waiting: float | None) -> tuple[HackingSuspicion, ...]:
+    """Seeds that claim to contribute to a host that is worse off than if it had only waited."""
     if over_waiting is None or over_waiting >= RANSOM_IMPROVEMENT_PP:
         return ()
     return tuple(
         HackingSuspicion(
-            pattern="ransomware", slot_id=slot_id, contribution_pp=gain, improvement_pp=over_waiting, ratio=None
+            pattern="ransomware",
+            slot_id=slot_id,
+            severity=severity,
+            contribution_pp=gain,
+            improvement_pp=over_waiting,
+            ratio=None,
         )
         for slot_id, gain in gains.items()
-        if gain >= RANSOM_CONTRIBUTION_PP
+        if (severity := ROWS["ransomware"].severity_of(gain)) is not None
     )
 
 
-def _over_attribution(gains: Mapping[str, float], together: float | None) -> tuple[HackingSuspicion, ...]:
+def over_attribution(gains: Mapping[str, float], together: float | None) -> tuple[HackingSuspicion, ...]:
+    """Seeds that claim more, one by one, than all of them brought."""
     claimed = math.fsum(gain for gain in gains.values() if gain > 0.0)
     if together is None or claimed == 0.0:
         return ()
     ratio = claimed / max(together, MIN_COMMON_GAIN_PP)
-    if ratio < MAX_ATTRIBUTION_RATIO:
+    severity = ROWS["attribution_ratio"].severity_of(ratio)
+    if severity is None:
         return ()
     slot_id = max(gains, key=lambda name: gains[name])
     return (
         HackingSuspicion(
             pattern="attribution_ratio",
             slot_id=slot_id,
+            severity=severity,
             contribution_pp=gains[slot_id],
             improvement_pp=together,
             ratio=ratio,

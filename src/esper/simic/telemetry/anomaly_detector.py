@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from esper.leyline import THRESHOLDS, Severity, TelemetryLevel, Threshold, record
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, GRAD_WINDOW, LOSS_MIN_HISTORY, LOSS_WINDOW
+from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry.readings import EpochInputs, Readings, UpdateInputs, epoch_readings, update_readings
 from esper.simic.telemetry.records import Clock, EnvContext, UpdateClock
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
@@ -72,9 +73,9 @@ class AnomalyDetector:
     _num_skipped: int = 0
 
     def check_all(self, inputs: UpdateInputs | EpochInputs, clock: Clock) -> AnomalyReport:
-        """Checks the rows that apply: those of the policy once per update, those of an env once per epoch."""
+        """Checks the rows that apply: those of an env once per epoch, all others once per round."""
         if isinstance(inputs, UpdateInputs):
-            assert isinstance(clock, UpdateClock), "an update is checked at the end of a round"
+            assert isinstance(clock, UpdateClock), "a round is checked at its end"
             return AnomalyReport(findings=tuple(self._check_update(inputs)))
         assert isinstance(clock, EnvContext), "an epoch belongs to an env"
         return AnomalyReport(findings=tuple(self._check_epoch(inputs, clock)))
@@ -104,32 +105,42 @@ class AnomalyDetector:
         self._num_updates, self._num_skipped = state["num_updates"], state["num_skipped"]
 
     def _check_update(self, inputs: UpdateInputs) -> Iterator[Finding]:
+        readings = update_readings(inputs)
+        if inputs.metrics is not None:
+            readings |= self._learn(inputs.metrics)
+        for row, metric in _in_table_order(readings):
+            if row.warmup == 0 or self._num_updates > row.warmup:
+                yield from self._judge(row, metric, _POLICY, readings[metric])
+
+    def _learn(self, metrics: PPOUpdateMetrics) -> Readings:
+        """Remembers an update; the readings that compare it with those before."""
         self._num_updates += 1
-        self._num_skipped = 0 if inputs.metrics["performed"] else self._num_skipped + 1
-        readings = update_readings(inputs) | {"skipped_updates": float(self._num_skipped)}
-        norm = inputs.metrics["gradient_stats"]["norm_mean"]
+        self._num_skipped = 0 if metrics["performed"] else self._num_skipped + 1
+        readings = {"skipped_updates": float(self._num_skipped)}
+        norm = metrics["gradient_stats"]["norm_mean"]
         if norm is not None and math.isfinite(norm) and norm > 0:
             if len(self._grad_norms) >= GRAD_MIN_HISTORY:
                 readings["grad_drift"] = abs(math.log(norm / median(self._grad_norms)))
             self._grad_norms.append(norm)
-        for row, metric in _in_table_order(readings):
-            if self._num_updates > row.warmup:
-                yield from self._judge(row, metric, _POLICY, readings[metric])
+        return readings
 
     def _check_epoch(self, inputs: EpochInputs, ctx: EnvContext) -> Iterator[Finding]:
         if ctx.epoch == 0:
             self._val_losses[ctx.env] = deque(maxlen=LOSS_WINDOW)
             yield from self._end(ctx.env, tuple(self._alarms.get(ctx.env, ())), "a new host began")
-        readings = epoch_readings(inputs)
-        live = {slot.slot_id for slot in inputs.report.slots if slot.stage.is_live}
-        gone = [metric for metric in self._alarms.get(ctx.env, ()) if _subject(metric) not in {"", *live}]
-        yield from self._end(ctx.env, gone, "the seed is gone or kept")
+        readings, known = epoch_readings(inputs), self._alarms.get(ctx.env, {})
+        if known:
+            live = {slot.slot_id for slot in inputs.report.slots if slot.stage.is_live}
+            gone = [metric for metric in known if _subject(metric) not in {"", *live}]
+            yield from self._end(ctx.env, gone, "the seed is gone or kept")
         losses, loss = self._val_losses.setdefault(ctx.env, deque(maxlen=LOSS_WINDOW)), inputs.report.val_loss
-        if len(losses) >= LOSS_MIN_HISTORY and median(losses) > 0:
-            readings["val_loss_ratio"] = loss / median(losses)
+        if len(losses) >= LOSS_MIN_HISTORY and (usual := median(losses)) > 0:
+            readings["val_loss_ratio"] = loss / usual
         if math.isfinite(loss):
             losses.append(loss)
-        for row, metric in _in_table_order(readings):
+        # Almost always nothing is wrong, and that is soon seen: this runs once per epoch of every host.
+        odd = {m: v for m, v in readings.items() if m in known or THRESHOLDS[_kind(m)].severity_of(v) is not None}
+        for row, metric in _in_table_order(odd):
             yield from self._judge(row, metric, ctx.env, readings[metric])
 
     def _judge(self, row: Threshold, metric: str, env: int, value: float) -> Iterator[Finding]:
@@ -214,12 +225,15 @@ class EscalationState:
         return {"windows": [[env, first, last] for env, (first, last) in self.windows.items()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Opens the windows that another state had open."""
-        self.windows = {env: (first, last) for env, first, last in state["windows"]}
+        """Opens the windows that another state had open, unless this one is never to open any."""
+        known = state["windows"] if self.escalation_epochs > 0 else ()
+        self.windows = {env: (first, last) for env, first, last in known}
 
 
 def level_at(state: EscalationState, clock: Clock) -> TelemetryLevel:
     """The level in force at an epoch of an env, or at the update of a round. Pure: asking changes nothing."""
+    if not state.windows:
+        return state.level
     now = _position(state, clock)
     mine = (_POLICY,) if isinstance(clock, UpdateClock) else (_POLICY, clock.env)
     inside = any(env in state.windows and state.windows[env][0] <= now <= state.windows[env][1] for env in mine)
@@ -232,6 +246,8 @@ def handle_telemetry_escalation(report: AnomalyReport, state: EscalationState, c
     An alarm of an env covers its next epochs, across the end of an episode. One of the policy, found at the update of
     a round, covers the whole next round with its update, and more if the window is longer than a round.
     """
+    if not report.raised and not state.windows:
+        return state.level
     first = _position(state, clock) + 1
     if report.raised and state.escalation_epochs > 0:
         length = state.escalation_epochs

@@ -33,6 +33,7 @@ class ChoiceCounter:
 
     def begin(self) -> None:
         """Starts a round."""
+        self._noted: list[tuple[ActionMasks, ActionSpec, ActionOutcome]] = []
         self._legal = {head: dict.fromkeys(names, 0) for head, names in self._names.items()}
         self._chosen = {head: dict.fromkeys(names, 0) for head, names in self._names.items()}
         self._ok = {head: dict.fromkeys(names, 0) for head, names in self._names.items()}
@@ -40,7 +41,10 @@ class ChoiceCounter:
         self._num_forced = dict.fromkeys(self._names, 0)
 
     def add(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome) -> None:
-        """Counts one decision, under the masks it was made with."""
+        """Notes one decision, under the masks it was made with. Counting waits until somebody asks."""
+        self._noted.append((masks, spec, outcome))
+
+    def _count(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome) -> None:
         for head in heads_used_by(spec.op):
             legal = [name for name, open_ in zip(self._names[head], self._row(head, masks, spec), strict=True) if open_]
             chosen = spec.op.name if head == "op" else getattr(spec, head)
@@ -53,6 +57,9 @@ class ChoiceCounter:
 
     def stats(self, head: str) -> ChoiceStats:
         """The counts of one head; choices that were never legal are left out."""
+        noted, self._noted = self._noted, []
+        for each in noted:
+            self._count(*each)
         return ChoiceStats(
             head=head,
             choices={

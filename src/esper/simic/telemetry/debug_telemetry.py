@@ -7,16 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import LayerGradientStats, NumericalStability
+from esper.leyline import THRESHOLDS, LayerGradientStats, NumericalStability, Severity
 
 __all__ = [
     "LayerGradientStats",
     "check_numerical_stability",
     "collect_per_layer_gradients",
+    "odd_ratios",
 ]
 
 LARGE = 10.0
 """Gradient elements beyond this size count as large."""
+MAX_RATIOS_TOLD = 100
+"""Odd ratios that go with an alarm; all are counted."""
 
 
 def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
@@ -43,6 +46,14 @@ def check_numerical_stability(model: nn.Module) -> NumericalStability:
         max_abs_gradient=max(measured, default=None),
         nonfinite_tensors=tuple(name for (name, _), row in zip(named, rows, strict=True) if row[0] or row[2]),
     )
+
+
+def odd_ratios(ratios_B: Tensor) -> list[float]:
+    """Probability ratios beyond the limits of an alarm, the strangest first; what is no number comes before all."""
+    low, high = THRESHOLDS["ratio_min"].limit_of(Severity.WARNING), THRESHOLDS["ratio_max"].limit_of(Severity.WARNING)
+    odd_B = ratios_B[~((ratios_B >= low) & (ratios_B <= high))]
+    distance_B = odd_B.log().abs().nan_to_num(nan=torch.inf)
+    return odd_B[distance_B.argsort(descending=True, stable=True)].tolist()  # sync: the one read
 
 
 def _column(gradient: Tensor) -> Tensor:

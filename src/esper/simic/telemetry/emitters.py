@@ -37,15 +37,16 @@ from esper.leyline import (
     Severity,
     TelemetryEvent,
     TelemetryEventType,
+    TelemetryLevel,
     UpdateGradients,
     fill_ids,
     make_event,
 )
-from esper.leyline.thresholds import DEAD_ZERO_SHARE, EXPLODING_LARGE_SHARE
+from esper.leyline.thresholds import DEAD_ZERO_SHARE, DEGRADATION_SHARE, EXPLODING_LARGE_SHARE
 from esper.simic.agent.types import HeadStats, PPOUpdateMetrics
 from esper.simic.rewards.types import RewardComponentsTelemetry
 from esper.simic.telemetry.anomaly_detector import AnomalyReport, EscalationState, level_at
-from esper.simic.telemetry.records import Clock, Decision, EnvContext
+from esper.simic.telemetry.records import Clock, Decision, EnvContext, brief_or_none, price
 from esper.simic.telemetry.telemetry_config import enabled
 
 if TYPE_CHECKING:
@@ -55,9 +56,11 @@ T = TelemetryEventType
 
 
 class Outbox(Protocol):
-    """What reports events and can be told which ones are wanted."""
+    """What brings back the reports of the envs and can be told what they are to carry."""
 
     wanted: frozenset[TelemetryEventType]
+    closer: frozenset[int]
+    """Envs whose gradients are described tensor by tensor."""
 
 
 # ---- one env
@@ -76,21 +79,26 @@ def emit_last_action(
     decision: Decision | None,
     rewards: RewardComponentsTelemetry | None,
     reward_scaled: float | None = None,
+    *,
+    forced: bool = False,
 ) -> None:
-    """Tells what was chosen and what it earned. Fixed controllers have no decision, runs without prices no rewards."""
+    """Tells what was chosen and what it earned. Fixed controllers have no decision, runs without prices no rewards.
+
+    `forced` says that nothing else was legal.
+    """
     data = ActionTaken(
         op=spec.op.name,
         slot_id=spec.slot,
         blueprint=spec.blueprint,
         blend=spec.blend,
         ok=outcome.applied,
-        forced=decision.forced if decision else False,
+        forced=forced,
         value=decision.value if decision else None,
         log_prob=decision.log_prob if decision else None,
         heads=decision.heads if decision else {},
-        reward_raw=rewards.total if rewards else None,
-        reward_scaled=reward_scaled,
-        components=rewards.amounts if rewards else {},
+        reward_raw=price(rewards.total) if rewards else None,
+        reward_scaled=brief_or_none(reward_scaled),
+        components={name: price(paid) for name, paid in rewards.amounts.items() if paid} if rewards else {},
     )
     _emit_env(hub, ctx, T.ACTION_TAKEN, data)
 
@@ -115,11 +123,15 @@ def emit_cf_unavailable(hub: EventSink, ctx: EnvContext, reason: str) -> None:
     _emit_env(hub, ctx, T.COALITION_MEASURED, data)
 
 
-def apply_slot_telemetry(outboxes: Iterable[Outbox], state: EscalationState, clock: Clock) -> None:
-    """Says which types each outbox is to report from now on. Nothing that is trained or measured changes."""
-    wanted = enabled(level_at(state, clock))
-    for outbox in outboxes:
-        outbox.wanted = wanted
+def apply_slot_telemetry(outbox: Outbox, state: EscalationState, epochs: Iterable[EnvContext]) -> None:
+    """Says what the reports of the coming epochs are to carry. Nothing that is trained or measured changes."""
+    if not state.windows and state.level is not TelemetryLevel.DEBUG:
+        outbox.wanted, outbox.closer = enabled(state.level) | {T.GOVERNOR_STATE_CHANGED}, frozenset()
+        return
+    levels = {ctx.env: level_at(state, ctx) for ctx in epochs}
+    # Rollbacks reach the person at the terminal even where nothing is logged.
+    outbox.wanted = frozenset({T.GOVERNOR_STATE_CHANGED}).union(*(enabled(level) for level in set(levels.values())))
+    outbox.closer = frozenset(env for env, level in levels.items() if level is TelemetryLevel.DEBUG)
 
 
 # ---- one round
@@ -166,7 +178,9 @@ def emit_throughput(hub: EventSink, round_idx: int, profile: ProfileMeasured) ->
     hub.emit(make_event(T.PROFILE_MEASURED, profile, round=round_idx))
 
 
-def check_performance_degradation(current: float, baseline: float, threshold: float = 0.05) -> tuple[bool, float]:
+def check_performance_degradation(
+    current: float, baseline: float, threshold: float = DEGRADATION_SHARE
+) -> tuple[bool, float]:
     """Whether a score fell by more than a share of its baseline, and by how much it changed."""
     delta = current - baseline
     return delta < -threshold * abs(baseline), delta

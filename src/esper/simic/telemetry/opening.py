@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.rundir import METRICS_DIR
+from esper.leyline.rundir import DEFAULT_GROUP, METRICS_DIR
 from esper.nissa import NULL_HUB, Backend, Hub, TelemetryHub, begin_attempt
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 
@@ -17,8 +17,7 @@ def open_hub(
     *,
     run_id: str | None = None,
     first_seq: int = 0,
-    group: str = "main",
-    listeners: Sequence[Backend] = (),
+    group: str = DEFAULT_GROUP,
     run_config: Mapping[str, Any] | None = None,
     env_steps: int | None = None,
 ) -> Hub:
@@ -30,7 +29,6 @@ def open_hub(
         run_id: Name of the run; None for the one the directory holds, or a new one.
         first_seq: The checkpoint's `next_seq` on resume.
         group: Cohort of the run.
-        listeners: More backends, such as a console.
         run_config: What exporters show as the configuration of the run.
         env_steps: The checkpoint's total on resume: exported points beyond it are hidden.
     """
@@ -48,7 +46,7 @@ def open_hub(
         flush_interval_s=config.flush_interval_s,
         rotate_bytes=config.rotate_bytes,
         heartbeat_s=config.heartbeat_s,
-        backends=(*listeners, *exporters),
+        backends=exporters,
         strict=config.strict,
         require_complete=config.require_complete,
     )

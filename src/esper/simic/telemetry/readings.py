@@ -19,9 +19,10 @@ Readings = dict[str, float]
 
 @record
 class UpdateInputs:
-    """What is known at the end of a round with a policy update."""
+    """What is known at the end of a round."""
 
-    metrics: PPOUpdateMetrics
+    metrics: PPOUpdateMetrics | None
+    """Of the policy's update; None for a controller that does not learn, which is judged by what it does to hosts."""
     ops: ChoiceStats | None
     """Counts of the op head in the round."""
     num_rollbacks_total: int
@@ -38,8 +39,47 @@ class EpochInputs:
 
 
 def update_readings(inputs: UpdateInputs) -> Readings:
-    """The readings of an update that need no history."""
-    metrics = inputs.metrics
+    """The readings of a round that need no history."""
+    outcome = {"rollbacks_per_100_episodes": _rollback_rate(inputs), "shaping_share": inputs.shaping_share}
+    learned = {} if inputs.metrics is None else _policy_readings(inputs.metrics, inputs.ops)
+    return _measured((learned | outcome).items())
+
+
+def epoch_readings(inputs: EpochInputs) -> Readings:
+    """The readings of an epoch that need no history: the gradients of live seeds."""
+    found: dict[str, float | None] = {}
+    for slot in inputs.report.slots:
+        if slot.stage.is_live:
+            found[f"seed_grad_health:{slot.slot_id}"] = slot.grad_health
+            found[f"seed_grad_ratio:{slot.slot_id}"] = slot.grad_ratio
+    return _measured(found.items())
+
+
+def num_nonfinite(metrics: PPOUpdateMetrics) -> int | None:
+    """Everything in an update that is not a number: minibatches, memory, observations, losses and ratios.
+
+    The only count there is: the verdict reads it from the alarm. Heads are not counted again; their gradients are not
+    finite in minibatches that are. None for an update that was skipped before it looked at anything.
+    """
+    lstm, seen = metrics["lstm"], metrics["observations"]
+    if seen is None:
+        return None
+    counted = metrics["gradient_stats"]["num_nonfinite"] + seen["num_nonfinite"]
+    counted += lstm["num_nonfinite"] if lstm else 0
+    losses = (metrics["policy_loss"], metrics["value_loss"], metrics["entropy_loss"], metrics["total_loss"])
+    ratios = (metrics["approx_kl"], metrics["ratio_mean"], metrics["ratio_min"], metrics["ratio_max"])
+    return counted + sum(value is not None and not math.isfinite(value) for value in (*losses, *ratios))
+
+
+def wait_share(ops: ChoiceStats | None) -> float | None:
+    """Share of WAIT among the decisions where another op was legal; None if there were none."""
+    if ops is None or ops.num_decisions == ops.num_forced:
+        return None
+    free = ops.num_decisions - ops.num_forced
+    return (ops.choices[LifecycleOp.WAIT.name].num_chosen - ops.num_forced) / free
+
+
+def _policy_readings(metrics: PPOUpdateMetrics, ops: ChoiceStats | None) -> dict[str, float | None]:
     grad, lstm, seen = metrics["gradient_stats"], metrics["lstm"], metrics["observations"]
     norm, kl, target = grad["norm_mean"], metrics["approx_kl"], metrics["target_kl"]
     found: dict[str, float | None] = {
@@ -59,43 +99,13 @@ def update_readings(inputs: UpdateInputs) -> Readings:
         "observation_clipped_share": seen["clipped_share"] if seen else None,
         "observation_drift": seen["drift"] if seen else None,
         "decision_share": metrics["decision_share"],
-        "wait_share": wait_share(inputs.ops),
-        "rollbacks_per_100_episodes": _rollback_rate(inputs),
-        "shaping_share": inputs.shaping_share,
+        "wait_share": wait_share(ops),
     }
     entropies = cast(Mapping[str, float | None], metrics["head_entropies"])
     for head, stats in cast(Mapping[str, HeadStats], metrics["heads"]).items():
         if stats["num_usable"] >= MIN_USABLE:
             found[f"entropy_share:{head}"] = entropies[head]
-    return _measured(found.items())
-
-
-def epoch_readings(inputs: EpochInputs) -> Readings:
-    """The readings of an epoch that need no history: the gradients of live seeds."""
-    found: dict[str, float | None] = {}
-    for slot in inputs.report.slots:
-        if slot.stage.is_live:
-            found[f"seed_grad_health:{slot.slot_id}"] = slot.grad_health
-            found[f"seed_grad_ratio:{slot.slot_id}"] = slot.grad_ratio
-    return _measured(found.items())
-
-
-def num_nonfinite(metrics: PPOUpdateMetrics) -> int:
-    """Everything in an update that is not a number: minibatches, memory, observations, losses and ratios."""
-    lstm, seen = metrics["lstm"], metrics["observations"]
-    counted = metrics["gradient_stats"]["num_nonfinite"]
-    counted += (lstm["num_nonfinite"] if lstm else 0) + (seen["num_nonfinite"] if seen else 0)
-    losses = (metrics["policy_loss"], metrics["value_loss"], metrics["entropy_loss"], metrics["total_loss"])
-    ratios = (metrics["approx_kl"], metrics["ratio_mean"], metrics["ratio_min"], metrics["ratio_max"])
-    return counted + sum(value is not None and not math.isfinite(value) for value in (*losses, *ratios))
-
-
-def wait_share(ops: ChoiceStats | None) -> float | None:
-    """Share of WAIT among the decisions where another op was legal; None if there were none."""
-    if ops is None or ops.num_decisions == ops.num_forced:
-        return None
-    free = ops.num_decisions - ops.num_forced
-    return (ops.choices[LifecycleOp.WAIT.name].num_chosen - ops.num_forced) / free
+    return found
 
 
 def _rollback_rate(inputs: UpdateInputs) -> float | None:

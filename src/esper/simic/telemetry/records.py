@@ -7,6 +7,21 @@ from collections.abc import Mapping
 from esper.leyline import HeadDecision, record
 
 
+def brief(value: float) -> float:
+    """A figure as the steps of a log keep it: seven significant digits, which is what single precision has."""
+    return float("%.7g" % value)  # noqa: UP031 (a tenth faster, and there are dozens per step)
+
+
+def price(value: float) -> float:
+    """A reward as the steps of a log keep it: to nine places, so that terms still sum to their total."""
+    return round(value, 9)
+
+
+def brief_or_none(value: float | None) -> float | None:
+    """The same of a figure that may not have been measured."""
+    return None if value is None else brief(value)
+
+
 @record
 class EnvContext:
     """One epoch of one env: the four ids of its events."""
@@ -32,8 +47,6 @@ Clock = EnvContext | UpdateClock
 class Decision:
     """What a controller knew when it chose. Controllers that do not draw have no record."""
 
-    forced: bool
-    """True where nothing else was legal."""
     value: float | None
     log_prob: float | None
     heads: Mapping[str, HeadDecision]

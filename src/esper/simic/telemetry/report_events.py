@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from typing import Literal, cast
 
@@ -39,67 +40,89 @@ from esper.leyline import (
     shapley,
 )
 from esper.leyline.thresholds import MIN_TREND_SHARE, TREND_WINDOW_ROUNDS
-from esper.simic.rewards.suspicion import HackingSuspicion
+from esper.simic.rewards.suspicion import ROWS, HackingSuspicion
 from esper.simic.telemetry.emitters import check_performance_degradation, emit_cf_unavailable
-from esper.simic.telemetry.records import EnvContext
+from esper.simic.telemetry.records import EnvContext, brief, brief_or_none
 
 T = TelemetryEventType
 
 
 def emit_epoch_completed(hub: EventSink, ctx: EnvContext, report: EpochReport, lr: float | None = None) -> None:
-    """Tells one point of the learning curve and the state of every slot."""
+    """Tells one point of the learning curve and the state of every seed."""
     data = EpochCompleted(
-        train_loss=report.train_loss,
-        train_accuracy_pct=report.train_accuracy_pct,
-        val_loss=report.val_loss,
-        val_accuracy_pct=report.val_accuracy_pct,
-        committed_accuracy_pct=report.committed_accuracy_pct,
+        train_loss=brief_or_none(report.train_loss),
+        train_accuracy_pct=brief_or_none(report.train_accuracy_pct),
+        val_loss=brief(report.val_loss),
+        val_accuracy_pct=brief(report.val_accuracy_pct),
+        committed_accuracy_pct=brief_or_none(report.committed_accuracy_pct),
         params_total=report.total_params,
         params_fossil=report.committed_params - report.host_params,
         lr=lr,
-        slots={slot.slot_id: _slot(slot) for slot in report.slots},
-        train_ms=report.train_ms,
-        val_ms=report.val_ms,
+        slots={slot.slot_id: state for slot in report.slots if (state := _slot(slot)) is not None},
+        train_ms=round(report.train_ms, 3),
+        val_ms=round(report.val_ms, 3),
+        debug=report.gradients,
     )
     _emit(hub, ctx, T.EPOCH_COMPLETED, data)
 
 
-def emit_coalitions_measured(hub: EventSink, ctx: EnvContext, report: EpochReport) -> None:
-    """Tells what the seeds are worth, in epochs with at least one; a table without rows is told as unavailable."""
+def emit_coalitions_measured(hub: EventSink, ctx: EnvContext, report: EpochReport, values: Mapping[int, float]) -> None:
+    """Tells what the seeds are worth, in epochs in which one that is not kept yet took part, and at an episode's end.
+
+    In all others there is nothing to decide about; what each fossil is worth is in EPOCH_COMPLETED. An epoch that was
+    rolled back is told without a table: the report speaks of the state that was restored.
+
+    Args:
+        hub: Where it goes.
+        ctx: The epoch.
+        report: Of that epoch.
+        values: Points of its coalitions, as the slot reports count them.
+    """
+    if report.rollback_reason is not None:
+        emit_cf_unavailable(hub, ctx, "the epoch was rolled back")
+        return
     table = report.coalitions
-    if not table.slot_ids:
+    undecided = set(table.slot_ids).difference(_fossils(report))
+    if not table.slot_ids or not (undecided or report.terminal):
         return
-    if not table.accuracy_pct:
-        emit_cf_unavailable(hub, ctx, "no coalition was measured")
-        return
-    _emit(hub, ctx, T.COALITION_MEASURED, describe_coalitions(table, _fossils(report)))
+    _emit(hub, ctx, T.COALITION_MEASURED, describe_coalitions(table, _fossils(report), values))
 
 
-def describe_coalitions(table: CoalitionTable, fossils: Iterable[str]) -> CoalitionMeasured:
-    """A coalition table with the worth of its seeds. What needs a coalition that was not measured is absent."""
-    players, values = table.slot_ids, table.accuracy_pct
+def describe_coalitions(
+    table: CoalitionTable, fossils: Iterable[str], values: Mapping[int, float]
+) -> CoalitionMeasured:
+    """A coalition table with the worth of its seeds, in points. What needs an unmeasured coalition is absent."""
+    players = table.slot_ids
     worth = {slot: contribution(values, len(players), i) for i, slot in enumerate(players)}
-    pairs = {f"{players[i]}+{players[j]}": interaction(values, i, j) for i, j in combinations(range(len(players)), 2)}
+    pairs = {name: interaction(values, i, j) for name, i, j in _pairs(players)}
     fair = shapley(values, len(players))
     complete = len(values) == full_coalition(len(players)) + 1
     return CoalitionMeasured(
         slot_ids=players,
         rows=tuple(
-            CoalitionRow(mask=_bits(mask, players), accuracy_pct=values.get(mask), loss=table.loss.get(mask))
-            for mask in sorted({*values, *table.loss})
+            CoalitionRow(
+                mask=_bits(mask, len(players)),
+                accuracy_pct=brief_or_none(table.accuracy_pct.get(mask)),
+                loss=brief_or_none(table.loss.get(mask)),
+            )
+            for mask in sorted({*table.accuracy_pct, *table.loss})
         ),
         strategy="full" if complete else "leave_one_out",
-        committed_mask=_bits(coalition_mask(table, fossils), players),
-        contribution_pp={slot: value for slot, value in worth.items() if value is not None},
-        interaction_pp={pair: value for pair, value in pairs.items() if value is not None},
-        shapley_pp=None if fair is None else dict(zip(players, fair, strict=True)),
+        committed_mask=_bits(coalition_mask(table, fossils), len(players)),
+        contribution_pp={slot: brief(value) for slot, value in worth.items() if value is not None},
+        interaction_pp={pair: brief(value) for pair, value in pairs.items() if value is not None},
+        shapley_pp=None if fair is None else dict(zip(players, map(brief, fair), strict=True)),
         unavailable=None,
     )
 
 
 @dataclass(slots=True)
 class GateWatch:
-    """Tells what guards the next move of each seed; below DEBUG only when the answer changed."""
+    """Tells what holds each seed up.
+
+    Below DEBUG only what failed, and only when the answer changed: a gate that is found open holds nobody up and is
+    not told.
+    """
 
     _last: dict[tuple[int, str], tuple[str, Gate, bool]] = field(default_factory=dict)
 
@@ -117,23 +140,44 @@ class GateWatch:
             target, gate = guarded
             result = gate(slot, config)
             answer = slot.seed_id, result.gate, result.passed
-            if always or self._last.get((ctx.env, slot.slot_id)) != answer:
-                _emit(hub, ctx, T.GATE_EVALUATED, _evaluation(slot.seed_id, slot.slot_id, target, result))
+            before = self._last.get((ctx.env, slot.slot_id))
+            known = before is not None and before[:2] == answer[:2]
+            changed = before != answer if known else not result.passed
+            if always or changed:
+                checks = tuple(check for check in result.checks if always or not check.passed)
+                data = GateEvaluated(
+                    seed_id=slot.seed_id,
+                    slot_id=slot.slot_id,
+                    gate=result.gate,
+                    target_stage=target.name,
+                    passed=result.passed,
+                    checks=checks,
+                )
+                _emit(hub, ctx, T.GATE_EVALUATED, data)
             self._last[ctx.env, slot.slot_id] = answer
 
 
-def emit_suspicions(hub: EventSink, ctx: EnvContext, found: Iterable[HackingSuspicion]) -> None:
-    """Tells each sign that the reward may be paying for damage."""
-    for sign in found:
-        data = RewardHackingSuspected(
-            pattern=cast(Literal["attribution_ratio", "ransomware"], sign.pattern),
-            slot_id=sign.slot_id,
-            contribution_pp=sign.contribution_pp,
-            improvement_pp=sign.improvement_pp,
-            ratio=sign.ratio,
-        )
-        severity = Severity.CRITICAL if sign.pattern == "ransomware" else Severity.WARNING
-        _emit(hub, ctx, T.REWARD_HACKING_SUSPECTED, data, severity)
+@dataclass(slots=True)
+class SuspicionWatch:
+    """Tells that the reward may be paying for damage: once a sign has lasted, and not again until it was gone.
+
+    Every episode starts without suspicion, so there is nothing to keep between rounds.
+    """
+
+    _lasting: dict[int, dict[tuple[str, str], int]] = field(default_factory=dict)
+    """By env: for how many epochs running each sign has been seen."""
+
+    def emit(self, hub: EventSink, ctx: EnvContext, found: Iterable[HackingSuspicion]) -> None:
+        """Takes the signs of one epoch of one env."""
+        before = {} if ctx.epoch == 0 else self._lasting.get(ctx.env, {})
+        now: dict[tuple[str, str], int] = {}
+        for sign in found:
+            # A ratio is about all seeds together, whichever of them claims most in this epoch.
+            key = sign.pattern, sign.slot_id if sign.ratio is None else ""
+            now[key] = before.get(key, 0) + 1
+            if now[key] == ROWS[sign.pattern].num_consecutive:
+                _emit(hub, ctx, T.REWARD_HACKING_SUSPECTED, _suspected(sign), sign.severity)
+        self._lasting[ctx.env] = now
 
 
 def find_trend(rolling_pct: Sequence[float], num_rounds: int) -> TrendDetected | None:
@@ -177,28 +221,30 @@ _NEXT: dict[SeedStage, tuple[SeedStage, Callable[[SeedEvidence, LifecycleConfig]
 }
 
 
-def _evaluation(seed_id: str, slot_id: str, target: SeedStage, result: GateResult) -> GateEvaluated:
-    return GateEvaluated(
-        seed_id=seed_id,
-        slot_id=slot_id,
-        gate=result.gate,
-        target_stage=target.name,
-        passed=result.passed,
-        checks=result.checks,
-    )
-
-
-def _slot(slot: SlotReport) -> SlotState:
+def _slot(slot: SlotReport) -> SlotState | None:
+    """The seed in a slot; None if there is none."""
+    if slot.seed_id is None or slot.blueprint is None:
+        return None
     return SlotState(
         stage=slot.stage.name,
         seed_id=slot.seed_id,
         blueprint=slot.blueprint,
-        alpha_share=slot.alpha,
+        alpha_share=brief(slot.alpha),
         epochs_in_stage=slot.epochs_in_stage,
         params=slot.params,
-        contribution_pp=slot.contribution_pp,
-        grad_ratio=slot.grad_ratio,
+        contribution_pp=brief_or_none(slot.contribution_pp),
+        grad_ratio=brief_or_none(slot.grad_ratio),
         grad_health=slot.grad_health,
+    )
+
+
+def _suspected(sign: HackingSuspicion) -> RewardHackingSuspected:
+    return RewardHackingSuspected(
+        pattern=cast(Literal["attribution_ratio", "ransomware"], sign.pattern),
+        slot_id=sign.slot_id,
+        contribution_pp=sign.contribution_pp,
+        improvement_pp=sign.improvement_pp,
+        ratio=sign.ratio,
     )
 
 
@@ -206,8 +252,15 @@ def _fossils(report: EpochReport) -> list[str]:
     return [slot.slot_id for slot in report.slots if slot.stage is SeedStage.FOSSILIZED]
 
 
-def _bits(mask: int, players: Sequence[str]) -> str:
-    return "".join("1" if mask >> i & 1 else "0" for i in range(len(players)))
+@cache
+def _bits(mask: int, num_players: int) -> str:
+    return "".join("1" if mask >> i & 1 else "0" for i in range(num_players))
+
+
+@cache
+def _pairs(players: tuple[str, ...]) -> tuple[tuple[str, int, int], ...]:
+    """Names and positions of every two players."""
+    return tuple((f"{players[i]}+{players[j]}", i, j) for i, j in combinations(range(len(players)), 2))
 
 
 def _emit(

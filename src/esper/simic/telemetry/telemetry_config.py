@@ -33,7 +33,7 @@ class TelemetryConfig:
     """OFF keeps no log at all; failures still reach stderr."""
     queue_capacity: int = 8192
     """Events that may wait for the writer before those that may be lost are."""
-    flush_interval_s: float = 0.2
+    flush_interval_s: float = 0.5
     """Longest time an event waits in memory."""
     rotate_bytes: int = 64 << 20
     """Size at which the log continues in a new file."""

@@ -69,7 +69,8 @@ class EpisodeStats:
     num_fossilized: int
     num_pruned: int
     num_alive: int
-    num_contributing_fossils: int
+    num_contributing_fossils: int | None
+    """None where the contribution of a fossil was not measured."""
     return_raw: float
     components_sum: Mapping[str, float]
     num_ops: Mapping[str, int]
@@ -174,13 +175,18 @@ def _close(book: _Book) -> EpisodeStats:
         num_fossilized=fossilized,
         num_pruned=germinated - fossilized - alive,
         num_alive=alive,
-        num_contributing_fossils=sum(
-            slot.stage is SeedStage.FOSSILIZED and (slot.contribution_pp or 0.0) > 0.0 for slot in last.slots
-        ),
+        num_contributing_fossils=num_contributing_fossils(last),
         return_raw=sum(book.components.values()),
         components_sum=dict(book.components),
         num_ops={op.name: ops[op.name] for op in LifecycleOp},
     )
+
+
+def num_contributing_fossils(report: EpochReport) -> int | None:
+    """Fossils with a positive contribution; None if that of one was not measured."""
+    worth = [slot.contribution_pp for slot in report.slots if slot.stage is SeedStage.FOSSILIZED]
+    measured = [gain for gain in worth if gain is not None]
+    return sum(gain > 0.0 for gain in measured) if len(measured) == len(worth) else None
 
 
 def total_ops(episodes: Iterable[EpisodeStats]) -> dict[str, int]:

@@ -19,6 +19,7 @@ from esper.leyline import (
     LifecycleOp,
     SlotConfig,
     StepResult,
+    TelemetryEventType,
     derive_seed,
     heads_used_by,
     lr_factor,
@@ -30,6 +31,10 @@ from esper.tamiyo.observe import observe
 
 class EnvPool(Protocol):
     """Workers, as seen by whoever plays in their envs."""
+
+    wanted: frozenset[TelemetryEventType]
+    closer: frozenset[int]
+    """What steps are to report for the log: events, and envs whose gradients are described tensor by tensor."""
 
     @property
     def layout(self) -> HostLayout:

@@ -24,6 +24,7 @@ class Cadence:
     _spent_s: float = 0.0
     _last_took_s: float = 0.0
     _last_end_s: float | None = None
+    _not_before_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         if self.min_interval_s < 0:
@@ -41,7 +42,11 @@ class Cadence:
         """
         if index == self.saved_index:
             return False
-        if final or self._last_end_s is None:
+        if final:
+            return True
+        if now_s < self._not_before_s:
+            return False
+        if self._last_end_s is None:
             return True
         share_s = self.max_share * (now_s - self.started_s)
         return now_s - self._last_end_s >= self.min_interval_s and self._spent_s + self._last_took_s <= share_s
@@ -56,6 +61,14 @@ class Cadence:
         """Takes note of a save that has just been given up."""
         self.failures += 1
         self._ended(now_s, took_s)
+
+    def withheld(self, now_s: float, took_s: float) -> None:
+        """Takes note of a save that was not tried, because the event log did not allow it.
+
+        It is neither a save nor a cost of one, so the next boundary is tried. Only a log that keeps the run waiting
+        is not asked again before as much time has passed as it took, or it could hold up every short round.
+        """
+        self._not_before_s = now_s + took_s
 
     def _ended(self, now_s: float, took_s: float) -> None:
         self._spent_s += took_s

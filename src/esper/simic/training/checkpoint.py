@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from esper.leyline import CheckpointError, ModelFileError, StorageError, record
 from esper.leyline.rundir import MANIFEST_FILE
+from esper.nissa.files import free_bytes, sync_directory
 from esper.simic.training import storage
 from esper.simic.training.foreign import refusal
 from esper.simic.training.manifest import (
@@ -115,7 +116,7 @@ def save_checkpoint(
             break
         except OSError as error:
             if pause_s is None:
-                free = storage.free_bytes(run.checkpoints)
+                free = free_bytes(run.checkpoints)
                 raise StorageError(str(target), error, needed_bytes=size_bytes, free_bytes=free) from error
             sleep(pause_s)
     return SavedCheckpoint(
@@ -144,13 +145,13 @@ def _commit(target: Path, files: Mapping[str, bytes], manifest: bytes) -> None:
         for file, content in files.items():
             _write_proved(placed / file, content)
         for folder in folders:
-            storage.sync_folder(folder)
+            sync_directory(folder)
         _write_proved(placed / MANIFEST_FILE, manifest)
-        storage.sync_folder(placed)
+        sync_directory(placed)
         _set_aside(target)
         os.rename(placed, target)
         placed = target
-        storage.sync_folder(target.parent)
+        sync_directory(target.parent)
     except BaseException:
         # After the rename too: a folder that may not survive a power loss must not count as saved.
         _withdraw(placed)

@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 
 from esper.leyline import OPS, record
 from esper.simic.agent.config import DEFAULT_OP_PRIOR, PPOConfig
 from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
+from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
 
 LEARNED = "ppo"
 WORKER_KINDS: tuple[str, ...] = ("auto", "inline", "process")
-LEVELS: tuple[str, ...] = ("off", "minimal", "normal", "debug")
+LEVELS: tuple[str, ...] = tuple(level.name.lower() for level in TelemetryLevel)
 MAX_JSON_BYTES = 1 << 20
-Exporter = Literal["tensorboard", "wandb", "trackio"]
 EXPORTERS: tuple[str, ...] = get_args(Exporter)
 FREE_ON_RESUME: tuple[str, ...] = (
     "rounds",
@@ -32,6 +32,7 @@ FREE_ON_RESUME: tuple[str, ...] = (
     "worker_kind",
     "level",
     "exporters",
+    "escalation_epochs",
     "keep_checkpoints",
     "checkpoint_s",
 )
@@ -89,6 +90,7 @@ RANGES: Mapping[str, Range] = {
     "value_coef": _NOT_NEGATIVE,
     "max_grad_norm": _POSITIVE,
     "width": _COUNT,
+    "escalation_epochs": Range(text="in 0..100000", low=0, high=100_000, low_open=False),
     "keep_checkpoints": _COUNT,
     "checkpoint_s": _NOT_NEGATIVE,
 }
@@ -146,6 +148,7 @@ class TrainingConfig:
 
     level: str = _option("records", f"how much is logged: {', '.join(LEVELS)}; never changes a result", "normal")
     exporters: tuple[Exporter, ...] = _option("records", f"also write to: {', '.join(EXPORTERS)}", ())
+    escalation_epochs: int = _option("records", "epochs told at level debug after an alarm; 0 for none", 5)
     keep_checkpoints: int = _option("records", "newest checkpoints that stay on disk", 3)
     checkpoint_s: float = _option("records", "least seconds between two checkpoints; 0 saves after every round", 10.0)
 
@@ -158,6 +161,16 @@ class TrainingConfig:
         _one_of("level", self.level, LEVELS)
         get_mode(self.reward_mode)
         self._check_together()
+
+    def telemetry(self, *, require_complete: bool = False) -> TelemetryConfig:
+        """How much the run tells."""
+        return TelemetryConfig(
+            level=TelemetryLevel[self.level.upper()],
+            exporters=self.exporters,
+            escalate_on_anomaly=self.escalation_epochs > 0,
+            escalation_epochs=max(1, self.escalation_epochs),
+            require_complete=require_complete,
+        )
 
     def _check_together(self) -> None:
         if self.workers is not None and self.workers > self.envs:

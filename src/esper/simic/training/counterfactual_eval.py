@@ -26,6 +26,7 @@ from esper.leyline import (
     solo,
 )
 from esper.runtime.tasks import TaskSpec
+from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
 from esper.simic.training.batch_ops import book_validation, collect_gradient_telemetry_for_batch, process_val_batch
 from esper.simic.training.env_telemetry import governor_event
 from esper.simic.training.epoch_metrics import EpochMetrics
@@ -107,7 +108,10 @@ def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | 
     env.state = env.reported_state(verdict)
     events = tuple(event for event in env.outbox if event.type in env.wanted)
     env.outbox.clear()
-    return _report(env, events, env.seat.train_timer.take_ms(), env.seat.val_timer.take_ms())
+    report = _report(env, events, env.seat.train_timer.take_ms(), env.seat.val_timer.take_ms())
+    if not env.closer or env.epoch is None or rolled_back:
+        return report
+    return replace(report, gradients=tuple(collect_per_layer_gradients(env.model)))
 
 
 def report_again(env: ParallelEnvState) -> EpochReport:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
-from esper.leyline import BatchSummary
+from esper.leyline import BatchSummary, ExitCode
 from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.recorder import Display
+from esper.simic.training.session import Finish, Start, finish_unopened, sitting
+from esper.simic.training.stop_signals import StopSignals
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.tolaria.messages import StepCancelled
 
 PAIRED: tuple[str, ...] = (
     "task",
@@ -54,6 +59,9 @@ class Comparison:
         return tuple(pair.difference_pp for pair in self.pairs if pair.round_idx >= first)
 
 
+NOTHING_YET = Comparison(histories=((), ()), pairs=())
+
+
 def check_comparable(a: TrainingConfig, b: TrainingConfig) -> None:
     """Refuses two configurations whose episodes would not be pairs.
 
@@ -76,7 +84,7 @@ def differing_fields(a: TrainingConfig, b: TrainingConfig) -> tuple[str, ...]:
 def compare(
     a: VectorizedPPOTrainer, b: VectorizedPPOTrainer, after_round: Callable[[Comparison], None] = lambda so_far: None
 ) -> Comparison:
-    """Trains both in turns, round by round, and pairs their episodes.
+    """Trains both in turns, round by round, until the last round or a stop, and pairs their episodes.
 
     Args:
         a: One side, at the same boundary as the other.
@@ -88,15 +96,60 @@ def compare(
     """
     check_comparable(a.config, b.config)
     pairs: list[Pair] = []
-    found = Comparison(histories=((), ()), pairs=())
-    while a.next_round < a.config.rounds and not (a.stop.after_round or b.stop.after_round):
+    found = NOTHING_YET
+    while a.next_round < a.config.rounds:
         for side in (a, b):
             side.run_round()
-            side.recorder.checkpoint(side, last=side.next_round == side.config.rounds)
         pairs += _pairs(a.next_round - 1, a.client.episode_stats(), b.client.episode_stats())
         found = Comparison(histories=(tuple(a.history), tuple(b.history)), pairs=tuple(pairs))
         after_round(found)
+        ends = a.next_round == a.config.rounds or a.stop.after_round or b.stop.after_round
+        for side in (a, b):
+            side.offer_checkpoint(last=ends)
+        if ends:
+            break
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonFinish:
+    """How two sittings ended."""
+
+    found: Comparison
+    sides: tuple[Finish, Finish]
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What is wrong with either side; a log that lacks something comes first."""
+        codes = {side.exit_code for side in self.sides}
+        first = (ExitCode.LOG_INCOMPLETE, ExitCode.STORAGE)
+        return next((code for code in first if code in codes), max(codes))
+
+
+def run_comparison(
+    starts: tuple[Start, Start], stop: StopSignals, displays: tuple[Display, Display], *, data_dir: Path | None = None
+) -> ComparisonFinish:
+    """Trains both runs in turns until the last round, a stop or an error, and leaves both so that they can be resumed.
+
+    Raises:
+        RunBusy: Another process works on one of them.
+        Exception: Whatever went wrong, after both logs have their end markers.
+    """
+    so_far = [NOTHING_YET]
+    try:
+        with (
+            sitting(starts[0], stop, displays[0], data_dir=data_dir) as a,
+            sitting(starts[1], stop, displays[1], data_dir=data_dir) as b,
+        ):
+            try:
+                compare(a.trainer, b.trainer, so_far.append)
+            except StepCancelled:  # one side may be a round ahead: both save the boundary they have
+                a.save_boundary()
+                b.save_boundary()
+    except StepCancelled:  # before the first round, while the scale was measured
+        unopened = finish_unopened(starts[0], stop.exit_code), finish_unopened(starts[1], stop.exit_code)
+        return ComparisonFinish(found=NOTHING_YET, sides=unopened)
+    return ComparisonFinish(found=so_far[-1], sides=(a.finish(stop.exit_code), b.finish(stop.exit_code)))
 
 
 def _pairs(round_idx: int, a: Sequence[EpisodeStats], b: Sequence[EpisodeStats]) -> list[Pair]:

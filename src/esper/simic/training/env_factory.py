@@ -253,6 +253,7 @@ def env_ops(recipe: EnvRecipe, create: CreateEnv) -> EnvOps[ParallelEnvState]:
 
 def _apply(env: ParallelEnvState, spec: ActionSpec, wanted: frozenset[TelemetryEventType]) -> ActionOutcome:
     configure_slot_telemetry(env, wanted)
+    env.action = spec
     return apply_action(env, spec)
 
 

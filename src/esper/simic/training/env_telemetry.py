@@ -35,8 +35,11 @@ def governor_event(env: ParallelEnvState, verdict: Verdict, restored_epoch: int 
         spread=verdict.spread,
         num_consecutive=verdict.num_consecutive,
         first_epoch=verdict.first_epoch,
+        op=None if env.action is None else env.action.op.name,
+        slot_id=None if env.action is None else env.action.slot,
         restored_epoch=restored_epoch,
         rolled_back=rolled_back,
+        seeds_removed=env.seeds_removed if rolled_back else (),
     )
     return [
         TelemetryEvent(

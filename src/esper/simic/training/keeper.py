@@ -6,11 +6,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from esper.leyline import (
     CheckpointRecorded,
-    EventSink,
     ModelFileError,
     Severity,
     StorageError,
@@ -18,6 +16,7 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.nissa import Hub
 from esper.simic.training.cadence import Cadence
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, SavedCheckpoint, newest_valid, save_checkpoint
 from esper.simic.training.config import TrainingConfig
@@ -27,23 +26,10 @@ from esper.simic.training.retention import Retention, retain
 from esper.simic.training.run_dir import RunDir, space_warning
 from esper.simic.training.run_state import RunState, read_run_files
 
+FLUSH_TIMEOUT_S = 10.0
 MAX_FAILED_SAVES = 5
 MAX_SHARE = 0.01
 """Most of a run's time that saving may take, unless every round is to be saved."""
-
-
-class EventLog(EventSink, Protocol):
-    """The log whose position a checkpoint names."""
-
-    @property
-    def next_seq(self) -> int:
-        """Number of the next event."""
-
-    def flush(self, timeout: float, *, fsync: bool = False) -> bool:
-        """Makes what was accepted durable; False if that failed."""
-
-
-FLUSH_TIMEOUT_S = 10.0
 
 
 class CheckpointKeeper:
@@ -55,24 +41,26 @@ class CheckpointKeeper:
         attempt: How often the run was resumed.
         resumed_from: Index of the checkpoint it goes on from; None for a new run.
         config: How many to keep and how often to save.
+        require_complete: True to save nothing once the log has lost an event, so that a resume repeats what is lost.
         clock: Seconds; does not go back.
     """
 
     def __init__(
         self,
         run: RunDir,
-        log: EventLog,
+        log: Hub,
         *,
         attempt: int,
         resumed_from: int | None,
         config: TrainingConfig,
+        require_complete: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._log = run, log
         self._attempt, self._resumed_from = attempt, resumed_from
-        self._config = config
+        self._config, self._require_complete = config, require_complete
         self._clock = clock
-        self._warned = False
+        self._warned = self._withheld = False
         self._retention = Retention(last=config.keep_checkpoints)
         self._cadence = Cadence(
             started_s=clock(),
@@ -80,6 +68,11 @@ class CheckpointKeeper:
             min_interval_s=config.checkpoint_s,
             max_share=MAX_SHARE if config.checkpoint_s > 0.0 else 1.0,
         )
+
+    @property
+    def saved_index(self) -> int | None:
+        """Rounds of the newest checkpoint; None if there is none."""
+        return self._cadence.saved_index
 
     def offer(
         self, index: int, files: Callable[[], Mapping[str, bytes]], *, score: float | None, last: bool
@@ -98,6 +91,11 @@ class CheckpointKeeper:
         if not self._cadence.due(index, self._clock(), final=last):
             return None
         started = self._clock()
+        if (why := self._log_trouble()) is not None:
+            self._cadence.withheld(self._clock(), self._clock() - started)
+            self._withhold(index, why, last=last)
+            return None
+        self._withheld = False
         try:
             saved = self._save(index, files(), score)
         except StorageError as error:
@@ -116,10 +114,6 @@ class CheckpointKeeper:
         return saved
 
     def _save(self, index: int, files: Mapping[str, bytes], score: float | None) -> SavedCheckpoint:
-        if not self._log.flush(FLUSH_TIMEOUT_S, fsync=True):
-            # A checkpoint that counts events which are not on disk would lose them on resume.
-            error = OSError("the event log cannot be made durable")
-            raise StorageError(str(self._run.path), error, needed_bytes=None, free_bytes=None)
         facts = CheckpointFacts(
             run_id=self._run.run_id,
             attempt=self._attempt,
@@ -131,6 +125,25 @@ class CheckpointKeeper:
             identity=identity(),
         )
         return save_checkpoint(self._run, kind="round", index=index, files=files, facts=facts)
+
+    def _log_trouble(self) -> str | None:
+        """Why the log does not allow a save; None if it does."""
+        if not self._log.flush(FLUSH_TIMEOUT_S, fsync=True):
+            return "the event log cannot be made durable"
+        if self._require_complete and self._log.health().num_dropped:
+            return "the event log has lost events, and this run needs them all"
+        return None
+
+    def _withhold(self, index: int, why: str, *, last: bool) -> None:
+        """Commits nothing, because a checkpoint that counts events which are not on disk would lose them on resume.
+
+        This is a failure of the log, which has rules of its own for how long training goes on, so it does not count
+        among the failed saves that end a run.
+        """
+        if last or not self._withheld:
+            sys.stderr.write(f"esper: checkpoint of round {index} not saved: {why}. The earlier ones are intact\n")
+        self._withheld = True
+        self._tell("save_failed", f"round {index}", index, error=why)
 
     def _failed(self, index: int, error: StorageError) -> None:
         sys.stderr.write(f"esper: checkpoint of round {index} not saved: {error}. The earlier ones are intact\n")

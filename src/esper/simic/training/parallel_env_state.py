@@ -18,6 +18,7 @@ from torch import Tensor
 from esper.kasmina import ModelState, MorphogeneticModel, ParamCounts, capture, restore
 from esper.kasmina.persist import build, decode_facts, encode_facts
 from esper.leyline import (
+    ActionSpec,
     EnvSnapshot,
     GovernorState,
     HostLayout,
@@ -87,6 +88,12 @@ class ParallelEnvState:
     state: GovernorState = GovernorState.HEALTHY
     """What the last report said of the host's health."""
     wanted: frozenset[TelemetryEventType] = frozenset()
+    closer: bool = False
+    """Whether the next report is to describe the gradients tensor by tensor."""
+    action: ActionSpec | None = None
+    """What was done in the present epoch."""
+    seeds_removed: tuple[str, ...] = ()
+    """What the last rollback undid."""
     on_move: Callable[[SlotTransition], None] = field(init=False)
     outbox: list[TelemetryEvent] = field(default_factory=list)
     _counts: ParamCounts | None = None
@@ -199,8 +206,9 @@ class ParallelEnvState:
         """
         assert self.kept is not None
         assert self.epoch is not None
-        now = self.epoch
+        now, before = self.epoch, self._seed_names()
         self.restore(self.kept)
+        self.seeds_removed = tuple(name for name in before if name not in self._seed_names())
         restored, self.epoch = self.epoch, now
         self.governor.note_rollback()
         self.rollback_reason = verdict.reason
@@ -210,6 +218,9 @@ class ParallelEnvState:
         assert self.signals is not None
         self.signals = replace(self.signals, epochs_done=now + 1)
         return restored
+
+    def _seed_names(self) -> list[str]:
+        return [self.seed_name(slot.seed_id) for slot in self.model.reports() if slot.seed_id is not None]
 
     def _books(self) -> dict[str, Any]:
         assert self.metrics is not None, "an env has books from its first report on"

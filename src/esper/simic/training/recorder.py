@@ -7,10 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from esper.leyline import (
     BatchSummary,
+    CudaMemory,
     EventSink,
     HostLayout,
     PhaseTime,
@@ -19,11 +23,12 @@ from esper.leyline import (
     make_event,
 )
 from esper.nissa import Hub
+from esper.nissa.files import free_bytes
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import StepFacts
-from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
+from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
 from esper.simic.training.keeper import CheckpointKeeper
@@ -74,6 +79,7 @@ class RunRecorder:
         display: Who watches.
         origin: Where the sitting comes from.
         reads: A closer look at a trainer's policy, for level DEBUG.
+        folder: Where the run lies, for the room that is left there; None if it lies nowhere.
     """
 
     def __init__(
@@ -85,14 +91,16 @@ class RunRecorder:
         display: Display,
         origin: Origin,
         reads: Callable[[VectorizedPPOTrainer], PolicyReads],
+        folder: Path | None = None,
     ) -> None:
-        # Rollbacks reach the person at the terminal even where nothing is logged.
-        self.wanted = enabled(telemetry.level) | {TelemetryEventType.GOVERNOR_STATE_CHANGED}
         self.sink: EventSink | None = hub
         self._hub, self._telemetry, self._keeper, self._display = hub, telemetry, keeper, display
         self._origin = origin
         self._reads = reads
+        self._folder = folder
         self._log: RunLog
+        self._has_workers: bool
+        self._num_rows: int
         self._trainer: VectorizedPPOTrainer
         self._round_idx = 0
         self.telling_total_s = 0.0
@@ -105,7 +113,8 @@ class RunRecorder:
     ) -> None:
         """The run begins."""
         self._trainer, config = trainer, trainer.config
-        self._log = RunLog(self._hub, self._telemetry, task, layout, num_rounds=config.rounds)
+        self._has_workers, self._num_rows = workers[0] == "process", len(data.train)
+        self._log = RunLog(self._hub, self._telemetry, task, layout, num_rounds=config.rounds, outbox=trainer.pool)
         if self._origin.log_state is not None:
             self._log.load_state_dict(self._origin.log_state)
         checkpoint = self._origin.checkpoint
@@ -124,9 +133,9 @@ class RunRecorder:
 
     def round_begins(self, round_idx: int) -> None:
         """The next round's episodes start."""
-        self._round_idx = round_idx
-        self._telling_s = 0.0
-        self._log.round_begins(round_idx)
+        self._round_idx, started = round_idx, time.thread_time()
+        self._log.round_begins(round_idx, self._trainer.config.envs)
+        self._count(started)
         self._hub.progress("play", round=round_idx, epoch=0)
 
     def step(self, facts: StepFacts) -> None:
@@ -135,7 +144,7 @@ class RunRecorder:
         done = max(report.epochs_done for report in facts.after.reports)
         self._hub.progress("play", round=self._round_idx, epoch=done)
         self._log.step(facts)
-        self._telling_s += time.thread_time() - started
+        self._count(started)
         self._display.step(facts)
 
     def round_ends(
@@ -143,8 +152,9 @@ class RunRecorder:
     ) -> None:
         """The round is complete and counted."""
         profile, started = self._profile(summary, episodes), time.thread_time()
+        self._telling_s = 0.0  # telling a round is part of the next one's profile, as saving it is
         self._log.round_ends(summary, metrics, episodes, profile, self._reads(self._trainer))
-        self.telling_total_s += self._telling_s + time.thread_time() - started
+        self._count(started)
         self._display.round(summary, episodes)
 
     def checkpoint(self, trainer: VectorizedPPOTrainer, *, last: bool) -> None:
@@ -157,21 +167,46 @@ class RunRecorder:
             trainer.next_round, lambda: run_files(trainer, self._log.state_dict()), score=score, last=last
         )
 
+    def _count(self, started: float) -> None:
+        spent_s = time.thread_time() - started
+        self._telling_s += spent_s
+        self.telling_total_s += spent_s
+
     def _profile(self, summary: BatchSummary, episodes: Sequence[EpisodeStats]) -> ProfileMeasured:
         """Where the round's time went. Saving comes after a round and is told with the next."""
         steps = sum(episode.num_epochs for episode in episodes)
         health = self._hub.health()
         writer_ms, self._writer_ms = health.writer_cpu_ms - self._writer_ms, health.writer_cpu_ms
-        phases = {name: PhaseTime(wall_ms=wall_ms, cpu_ms=None) for name, wall_ms in summary.phases_ms.items()}
+        phases = {
+            name: PhaseTime(wall_ms=wall_ms, cpu_ms=summary.phases_cpu_ms[name])
+            for name, wall_ms in summary.phases_ms.items()
+        }
+        waits = self._has_workers and summary.duration_s > 0.0
         return ProfileMeasured(
             env_steps_per_s=steps / summary.duration_s if summary.duration_s > 0.0 else 0.0,
-            host_samples_per_s=None,
+            host_samples_per_s=steps * self._num_rows / summary.duration_s if summary.duration_s > 0.0 else None,
             phases=phases,
             controller_ms_per_env_step=summary.phases_ms["act"] / steps if steps else None,
             telemetry_cpu_ms=1e3 * self._telling_s + writer_ms,
-            wait_share=summary.phases_ms["execute"] / (1e3 * summary.duration_s) if summary.duration_s > 0.0 else None,
+            wait_share=summary.phases_ms["execute"] / (1e3 * summary.duration_s) if waits else None,
             rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-            cuda=None,
-            disk_free_bytes=None,
+            cuda=cuda_memory(),
+            disk_free_bytes=None if self._folder is None else free_bytes(self._folder),
             queue_high_water=health.queue_high_water,
         )
+
+
+def cuda_memory() -> dict[str, CudaMemory] | None:
+    """What this process holds on its devices; None where it uses none. Worker processes hold their own."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        return None
+    found = {}
+    for device in range(torch.cuda.device_count()):
+        stats = torch.cuda.memory_stats(device)
+        found[f"cuda:{device}"] = CudaMemory(
+            allocated_bytes=torch.cuda.memory_allocated(device),
+            reserved_bytes=torch.cuda.memory_reserved(device),
+            total_bytes=torch.cuda.get_device_properties(device).total_memory,
+            num_retries=stats.get("num_alloc_retries", 0),
+        )
+    return found

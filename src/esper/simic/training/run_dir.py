@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from pathlib import Path
 
 from esper.leyline import RunBusy, StorageError, record
 from esper.leyline.rundir import CHECKPOINTS_DIR, LOCK_FILE
+from esper.nissa import new_run_id
+from esper.nissa.files import free_bytes, sync_directory
 from esper.simic.training import storage
 from esper.simic.training.foreign import refusal
 
@@ -79,7 +80,7 @@ def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
         StorageError: The directory cannot be made, or a file in it cannot be made durable.
     """
     if run_id is None:
-        run_id = f"{_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        run_id = new_run_id()
     check_run_id(run_id)
     run = RunDir(path=Path(runs_dir).absolute() / run_id)
     try:
@@ -91,7 +92,7 @@ def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
             raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=None) from error
         raise ValueError(f"there is a run {run_id} in {runs_dir} already. Resume it, or choose another name") from None
     except OSError as error:
-        free = storage.free_bytes(run.path.parent)
+        free = free_bytes(run.path.parent)
         raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=free) from error
     return run
 
@@ -103,8 +104,8 @@ def _furnish(run: RunDir) -> None:
         probe = storage.make_temp_folder(run.checkpoints)
         storage.write_bytes(probe / "probe", _PROBE)
         storage.remove(probe)
-        storage.sync_folder(run.path)
-        storage.sync_folder(run.path.parent)
+        sync_directory(run.path)
+        sync_directory(run.path.parent)
     except OSError:
         shutil.rmtree(run.path, ignore_errors=True)
         raise
@@ -146,7 +147,7 @@ def check_run_id(run_id: str) -> None:
 
 def space_warning(run: RunDir, checkpoint_bytes: int) -> str | None:
     """What to tell the user if the disk has no room for a few checkpoints more; None if it has, or does not say."""
-    free = storage.free_bytes(run.path)
+    free = free_bytes(run.path)
     if free is None or free >= SPARE_CHECKPOINTS * checkpoint_bytes:
         return None
     return (

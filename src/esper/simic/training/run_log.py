@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from esper.leyline import (
     AnomalyDebug,
     BatchSummary,
+    EpochReport,
     HostLayout,
     LayerGradientStats,
     ProfileMeasured,
@@ -28,6 +29,8 @@ from esper.simic.telemetry.anomaly_detector import (
 )
 from esper.simic.telemetry.choices import ChoiceCounter
 from esper.simic.telemetry.emitters import (
+    Outbox,
+    apply_slot_telemetry,
     emit_action_distribution,
     emit_anomaly_diagnostics,
     emit_batch_completed,
@@ -39,17 +42,18 @@ from esper.simic.telemetry.emitters import (
     emit_with_env_context,
 )
 from esper.simic.telemetry.readings import EpochInputs, UpdateInputs
-from esper.simic.telemetry.records import Decision, EnvContext, UpdateClock
+from esper.simic.telemetry.records import Decision, EnvContext, UpdateClock, brief
 from esper.simic.telemetry.report_events import (
     GateWatch,
+    SuspicionWatch,
     emit_coalitions_measured,
     emit_epoch_completed,
-    emit_suspicions,
     emit_trend,
     find_trend,
 )
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 from esper.simic.training.accounts import EpisodeStats, StepAccount
+from esper.simic.training.counterfactual_eval import points
 from esper.simic.training.step_payloads import decision_records, episode_completed
 
 T = TelemetryEventType
@@ -60,8 +64,8 @@ PRIMARY_TERMS = frozenset({"terminal", "size", "rollback"})
 class PolicyReads(Protocol):
     """A closer look at the policy, which costs something."""
 
-    def layers(self) -> Sequence[LayerGradientStats]:
-        """Its gradients, by layer."""
+    def layers(self) -> Sequence[LayerGradientStats] | None:
+        """Its gradients, by layer; None if the last update had none."""
 
     def bundle(self) -> AnomalyDebug:
         """What goes with an alarm."""
@@ -87,51 +91,72 @@ class RunLog:
         task: For the learning rate of an epoch and the length of an episode.
         layout: Names of slots and blueprints.
         num_rounds: Of the whole run.
+        outbox: Told what the envs are to report.
     """
 
     def __init__(
-        self, hub: Hub, config: TelemetryConfig, task: TaskSpec, layout: HostLayout, *, num_rounds: int
+        self, hub: Hub, config: TelemetryConfig, task: TaskSpec, layout: HostLayout, *, num_rounds: int, outbox: Outbox
     ) -> None:
-        self._hub, self._task, self._num_rounds = hub, task, num_rounds
+        self._hub, self._task, self._num_rounds, self._outbox = hub, task, num_rounds, outbox
+        self._layout = layout
+        plan = task.optimizer
+        self._lrs = [brief(plan.lr * lr_factor(plan.schedule, epoch, task.horizon)) for epoch in range(task.horizon)]
         self._detector = AnomalyDetector()
         self._escalation = EscalationState.of(config, task.horizon)
         self._gates = GateWatch()
+        self._suspicions = SuspicionWatch()
         self._choices = ChoiceCounter(layout)
         self._rolling: list[float] = []
         self._num_rollbacks = 0
         self._round_idx = 0
 
-    def round_begins(self, round_idx: int) -> None:
+    def round_begins(self, round_idx: int, num_envs: int) -> None:
         """New episodes: counts start again."""
         self._round_idx = round_idx
         self._choices.begin()
+        first = [EnvContext(round=round_idx, episode=round_idx, env=env, epoch=0) for env in range(num_envs)]
+        apply_slot_telemetry(self._outbox, self._escalation, first)
 
     def step(self, facts: StepFacts) -> None:
         """All envs finished a step; each is told whole before the next. Envs that sat it out are not told."""
-        decisions = None if facts.decision is None else decision_records(facts.decision, facts.specs)
+        decisions = (
+            None
+            if facts.decision is None or T.ACTION_TAKEN not in self._outbox.wanted
+            else decision_records(facts.decision, facts.specs, self._layout, self._outbox.closer)
+        )
         for env, account in enumerate(facts.accounts):
             if account is not None:
                 self._env_step(facts, env, account, None if decisions is None else decisions[env])
+        apply_slot_telemetry(self._outbox, self._escalation, map(self._context, facts.after.reports))
 
     def _env_step(self, facts: StepFacts, env: int, account: StepAccount, decision: Decision | None) -> None:
         before, report = facts.before.reports[env], facts.after.reports[env]
         spec, outcome = facts.specs[env], facts.after.outcomes[env]
-        ctx = EnvContext(round=self._round_idx, episode=before.episode, env=before.env_id, epoch=before.epochs_done)
+        ctx = self._context(before)
         self._choices.add(facts.before.post_action_masks[env], spec, outcome)
         level = level_at(self._escalation, ctx)
         wanted = enabled(level)
         for event in report.events:
             emit_with_env_context(self._hub, event, ctx)
         if T.EPOCH_COMPLETED in wanted:
-            emit_epoch_completed(self._hub, ctx, report, self._lr(ctx.epoch))
+            emit_epoch_completed(self._hub, ctx, report, self._lrs[ctx.epoch])
         if T.COALITION_MEASURED in wanted:
-            emit_coalitions_measured(self._hub, ctx, report)
+            emit_coalitions_measured(self._hub, ctx, report, points(self._task, report.coalitions))
         if T.GATE_EVALUATED in wanted:
             always = level is TelemetryLevel.DEBUG
             self._gates.emit(self._hub, ctx, report, self._task.lifecycle, always=always)
         if T.ACTION_TAKEN in wanted:
-            emit_last_action(self._hub, ctx, spec, outcome, decision, account.components, facts.scaled[env])
-        emit_suspicions(self._hub, ctx, account.suspicions)
+            emit_last_action(
+                self._hub,
+                ctx,
+                spec,
+                outcome,
+                decision,
+                account.components,
+                facts.scaled[env],
+                forced=sum(facts.before.post_action_masks[env].op) == 1,
+            )
+        self._suspicions.emit(self._hub, ctx, account.suspicions)
         found = self._detector.check_all(EpochInputs(report=report), ctx)
         emit_anomaly_diagnostics(self._hub, found, ctx)
         handle_telemetry_escalation(found, self._escalation, ctx)
@@ -159,12 +184,13 @@ class RunLog:
             ctx = EnvContext(round=clock.round, episode=episode.episode, env=episode.env_id, epoch=last)
             emit_reward_summary(self._hub, ctx, episode_completed(episode))
         self._num_rollbacks += summary.num_rollbacks
+        learned_at_debug = metrics is not None and level_at(self._escalation, clock) is TelemetryLevel.DEBUG
         if metrics is not None:
-            debug = level_at(self._escalation, clock) is TelemetryLevel.DEBUG
-            emit_ppo_update_event(self._hub, clock.round, metrics, reads.layers() if debug else None)
-            found = self._check_update(clock, summary, metrics, episodes)
-            emit_anomaly_diagnostics(self._hub, found, clock, reads.bundle() if debug and found.raised else None)
-            handle_telemetry_escalation(found, self._escalation, clock)
+            emit_ppo_update_event(self._hub, clock.round, metrics, reads.layers() if learned_at_debug else None)
+        found = self._check_round(clock, summary, metrics, episodes)
+        bundle = reads.bundle() if learned_at_debug and found.raised else None
+        emit_anomaly_diagnostics(self._hub, found, clock, bundle)
+        handle_telemetry_escalation(found, self._escalation, clock)
         emit_action_distribution(self._hub, clock.round, self._choices.stats("op"))
         emit_mask_hit_rates(self._hub, clock.round, self._choices.others())
         self._rolling = [*self._rolling, summary.rolling_accuracy_pct]
@@ -172,11 +198,11 @@ class RunLog:
         emit_throughput(self._hub, clock.round, profile)
         emit_batch_completed(self._hub, summary)
 
-    def _check_update(
+    def _check_round(
         self,
         clock: UpdateClock,
         summary: BatchSummary,
-        metrics: PPOUpdateMetrics,
+        metrics: PPOUpdateMetrics | None,
         episodes: Sequence[EpisodeStats],
     ) -> AnomalyReport:
         inputs = UpdateInputs(
@@ -188,9 +214,9 @@ class RunLog:
         )
         return self._detector.check_all(inputs, clock)
 
-    def _lr(self, epoch: int) -> float:
-        optimizer = self._task.optimizer
-        return optimizer.lr * lr_factor(optimizer.schedule, epoch, self._task.horizon)
+    def _context(self, before: EpochReport) -> EnvContext:
+        """The epoch that follows a report."""
+        return EnvContext(round=self._round_idx, episode=before.episode, env=before.env_id, epoch=before.epochs_done)
 
     # ---- across restarts
 

@@ -41,21 +41,17 @@ def run_files(trainer: VectorizedPPOTrainer, log_state: dict[str, Any] | None = 
         trainer: Between two rounds.
         log_state: What the alarms remember; None where nobody watches.
     """
-    client = trainer.client
-    learned = isinstance(client, SimicClient)
+    learner = trainer.client if isinstance(trainer.client, SimicClient) else None
     state = {
         "config": json.loads(trainer.config.to_json()),
         "counters": trainer.counters(),
         "history": [asdict(summary) for summary in trainer.history],
         "calibration": None if trainer.calibration is None else asdict(trainer.calibration),
-        "reward_scale": client.scale.state_dict() if isinstance(client, SimicClient) else None,
+        "reward_scale": None if learner is None else learner.scale.state_dict(),
         "log": log_state,
     }
     files = {STATE_FILE: (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()}
-    if learned:
-        assert isinstance(client, SimicClient)
-        files |= client.agent.to_files()
-    return files
+    return files if learner is None else files | learner.agent.to_files()
 
 
 def read_run_files(files: Mapping[str, bytes]) -> RunState:

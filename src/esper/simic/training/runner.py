@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from esper.leyline import NumericFailure
+from esper.leyline import THRESHOLDS, NumericFailure, Severity
 
 if TYPE_CHECKING:
     from esper.simic.agent.types import PPOUpdateMetrics
-
-MAX_SKIPPED_UPDATES = 3
 
 
 class Learner(Protocol):
@@ -32,19 +30,26 @@ def run_ppo_updates(learner: Learner, num_skipped: int) -> tuple[PPOUpdateMetric
 
     Returns:
         The metrics, and the new count.
-
-    Raises:
-        UpdatesFailed: This is the third skipped update in a row.
     """
     metrics = learner.update()
-    if metrics is None or metrics["performed"]:
-        return metrics, 0
-    if num_skipped + 1 >= MAX_SKIPPED_UPDATES:
+    return metrics, 0 if metrics is None or metrics["performed"] else num_skipped + 1
+
+
+def check_updates(metrics: PPOUpdateMetrics | None, num_skipped: int) -> None:
+    """Ends a run whose policy no longer learns, at the limit at which the alarm becomes critical.
+
+    Args:
+        metrics: Of the last update.
+        num_skipped: Updates skipped in a row, the last one included.
+
+    Raises:
+        UpdatesFailed: There are too many of them.
+    """
+    if metrics is not None and THRESHOLDS["skipped_updates"].severity_of(num_skipped) is Severity.CRITICAL:
         raise UpdatesFailed(
-            f"{num_skipped + 1} updates in a row were skipped, the last because {metrics['skip_reason']}. The last "
+            f"{num_skipped} updates in a row were skipped, the last because {metrics['skip_reason']}. The last "
             "checkpoint is intact; look at the rewards and observations of the last rounds"
         )
-    return metrics, num_skipped + 1
 
 
 def calculate_entropy_anneal_steps(

@@ -21,15 +21,18 @@ from esper.leyline import (
     TelemetryEventType,
     make_event,
 )
-from esper.leyline.rundir import CONFIG_FILE
+from esper.leyline.rundir import CONFIG_FILE, DEFAULT_GROUP
 from esper.nissa import Hub, TelemetryHub
+from esper.nissa.files import free_bytes
+from esper.nissa.segments import read_manifest
 from esper.simic.telemetry.opening import open_hub
-from esper.simic.telemetry.telemetry_config import TelemetryConfig, TelemetryLevel
+from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training import storage
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
 from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
+from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.recorder import Display, Origin, RunRecorder
 from esper.simic.training.run_dir import RunDir, create_run, open_run
 from esper.simic.training.run_state import RunState
@@ -51,6 +54,11 @@ class Start:
     saved: RunState | None = None
     checkpoint: LoadedCheckpoint | None = None
     rejected: tuple[Rejection, ...] = ()
+    group: str = DEFAULT_GROUP
+    """Cohort of the run, as its log tells it."""
+    require_complete: bool = False
+    """End the run at the next boundary as soon as its log lacks anything, and save nothing that counts the loss, as
+    comparisons want."""
 
     @property
     def rounds_done(self) -> int:
@@ -74,10 +82,26 @@ class Finish:
 
     history: tuple[BatchSummary, ...]
     exit_code: ExitCode
+    saved_index: int | None
+    """Rounds that a resume need not repeat; None if nothing is saved that it could go on from."""
 
 
-def start_new(config: TrainingConfig, runs_dir: Path, run_id: str | None = None) -> Start:
+def start_new(
+    config: TrainingConfig,
+    runs_dir: Path,
+    run_id: str | None = None,
+    *,
+    group: str = DEFAULT_GROUP,
+    require_complete: bool = False,
+) -> Start:
     """Makes the directory of a new run.
+
+    Args:
+        config: What to train.
+        runs_dir: Folder of run directories.
+        run_id: Its name; None for date, time and chance.
+        group: Cohort of the run.
+        require_complete: True to end it as soon as its log lacks anything.
 
     Raises:
         ValueError: The name is not allowed or taken.
@@ -88,16 +112,17 @@ def start_new(config: TrainingConfig, runs_dir: Path, run_id: str | None = None)
     try:
         storage.write_bytes(path, config.to_json().encode())
     except OSError as error:
-        raise StorageError(str(path), error, needed_bytes=None, free_bytes=storage.free_bytes(run.path)) from error
-    return Start(run=run, config=config)
+        raise StorageError(str(path), error, needed_bytes=None, free_bytes=free_bytes(run.path)) from error
+    return Start(run=run, config=config, group=group, require_complete=require_complete)
 
 
-def start_again(path: Path, changes: Mapping[str, Any]) -> Start:
+def start_again(path: Path, changes: Mapping[str, Any], *, require_complete: bool = False) -> Start:
     """Finds the newest valid checkpoint of a run.
 
     Args:
         path: The run directory.
         changes: Fields that are to differ from the run's own configuration.
+        require_complete: True to end it as soon as its log lacks anything.
 
     Raises:
         ValueError: There is no such run, or a change would make it another run.
@@ -113,7 +138,16 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> Start:
         )
     if config.rounds < checkpoint.index:
         raise ValueError(f"{run.run_id} has done {checkpoint.index} rounds already, got --rounds {config.rounds}")
-    return Start(run=run, config=config, saved=saved, checkpoint=checkpoint, rejected=rejected)
+    manifest = read_manifest(path)
+    return Start(
+        run=run,
+        config=config,
+        saved=saved,
+        checkpoint=checkpoint,
+        rejected=rejected,
+        group=DEFAULT_GROUP if manifest is None else manifest.group,
+        require_complete=require_complete,
+    )
 
 
 def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: Path | None = None) -> Finish:
@@ -130,12 +164,17 @@ def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: 
             except StepCancelled:
                 seat.save_boundary()
     except StepCancelled:  # before the first round, while the scale was measured
-        done = () if start.saved is None else start.saved.history
-        return Finish(history=done, exit_code=stop.exit_code or ExitCode.INTERRUPTED)
-    code = ExitCode.DONE if stop.exit_code is None else stop.exit_code
-    if code is ExitCode.DONE and not seat.log_complete:
-        code = ExitCode.LOG_INCOMPLETE
-    return Finish(history=tuple(seat.trainer.history), exit_code=code)
+        return finish_unopened(start, stop.exit_code)
+    return seat.finish(stop.exit_code)
+
+
+def finish_unopened(start: Start, stopped: ExitCode | None) -> Finish:
+    """How a sitting ended that was stopped before it could play a round."""
+    return Finish(
+        history=() if start.saved is None else tuple(start.saved.history),
+        exit_code=stopped or ExitCode.INTERRUPTED,
+        saved_index=None if start.checkpoint is None else start.checkpoint.index,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,12 +182,28 @@ class Seat:
     """A run that is open: its trainer, ready for the next round."""
 
     trainer: VectorizedPPOTrainer
+    keeper: CheckpointKeeper
     log_complete: bool = True
     """Known for good when the sitting is over."""
 
     def save_boundary(self) -> None:
         """Saves after a round was broken off: nothing the policy owns has changed since the last boundary."""
-        self.trainer.recorder.checkpoint(self.trainer, last=True)
+        self.trainer.offer_checkpoint(last=True)
+
+    def finish(self, stopped: ExitCode | None) -> Finish:
+        """How it ended, once the sitting is over.
+
+        Args:
+            stopped: What a signal asked for; None if there was none.
+        """
+        saved = self.keeper.saved_index
+        if stopped is not None:
+            code = stopped
+        elif not self.log_complete:
+            code = ExitCode.LOG_INCOMPLETE
+        else:
+            code = ExitCode.DONE if saved == self.trainer.next_round else ExitCode.STORAGE
+        return Finish(history=tuple(self.trainer.history), exit_code=code, saved_index=saved)
 
 
 @contextmanager
@@ -159,25 +214,28 @@ def sitting(start: Start, stop: StopRequest, display: Display, *, data_dir: Path
         for difference in start.differences:
             sys.stderr.write(f"esper: {difference}: {NOT_PROMISED}\n")
         attempt, hub = _open_hub(start)
+        watch = LogWatch(stop, hub)
         seat: Seat | None = None
         problem: BaseException | None = None
         started = time.monotonic()
         try:
-            recorder = _recorder(start, display, attempt, hub)
+            keeper = _keeper(start, attempt, hub)
+            recorder = _recorder(start, display, keeper, hub)
             cache = start.run.path.parent / CALIBRATIONS_DIR
             with open_trainer(
-                start.config, recorder, stop, data_dir=data_dir, cache=cache, saved=start.saved
+                start.config, recorder, watch, data_dir=data_dir, cache=cache, saved=start.saved
             ) as trainer:
-                seat = Seat(trainer=trainer)
+                seat = Seat(trainer=trainer, keeper=keeper)
                 yield seat
         except BaseException as error:
             problem = error
             raise
         finally:
-            _end(hub, problem, None if seat is None else seat.trainer, time.monotonic() - started)
+            wall_s = time.monotonic() - started
+            _end(hub, problem, None if seat is None else seat.trainer, wall_s, watch.reason)
             report = hub.close(CLOSE_TIMEOUT_S)
             if seat is not None:
-                seat.log_complete = report.complete
+                seat.log_complete = report.complete and watch.reason is None
 
 
 def _check_still_newest(start: Start) -> None:
@@ -190,18 +248,19 @@ def _check_still_newest(start: Start) -> None:
         )
 
 
-def telemetry_config(config: TrainingConfig) -> TelemetryConfig:
+def telemetry_config(start: Start) -> TelemetryConfig:
     """How much the run tells."""
-    return TelemetryConfig(level=TelemetryLevel[config.level.upper()], exporters=config.exporters)
+    return start.config.telemetry(require_complete=start.require_complete)
 
 
 def _open_hub(start: Start) -> tuple[int, Hub]:
     """The number of this sitting, and its log."""
     hub = open_hub(
-        telemetry_config(start.config),
+        telemetry_config(start),
         start.run.path,
         run_id=start.run.run_id,
         first_seq=start.next_seq,
+        group=start.group,
         run_config=asdict(start.config),
         env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
     )
@@ -210,14 +269,18 @@ def _open_hub(start: Start) -> tuple[int, Hub]:
     return 0 if start.checkpoint is None else start.checkpoint.facts.attempt + 1, hub
 
 
-def _recorder(start: Start, display: Display, attempt: int, hub: Hub) -> RunRecorder:
-    keeper = CheckpointKeeper(
+def _keeper(start: Start, attempt: int, hub: Hub) -> CheckpointKeeper:
+    return CheckpointKeeper(
         start.run,
         hub,
         attempt=attempt,
         resumed_from=None if start.checkpoint is None else start.checkpoint.index,
         config=start.config,
+        require_complete=start.require_complete,
     )
+
+
+def _recorder(start: Start, display: Display, keeper: CheckpointKeeper, hub: Hub) -> RunRecorder:
     origin = Origin(
         checkpoint=start.checkpoint,
         rejected=start.rejected,
@@ -225,24 +288,40 @@ def _recorder(start: Start, display: Display, attempt: int, hub: Hub) -> RunReco
         log_state=None if start.saved is None else start.saved.log_state,
     )
     return RunRecorder(
-        hub, telemetry_config(start.config), keeper=keeper, display=display, origin=origin, reads=AgentReads
+        hub,
+        telemetry_config(start),
+        keeper=keeper,
+        display=display,
+        origin=origin,
+        reads=AgentReads,
+        folder=start.run.path,
     )
 
 
-def _end(hub: Hub, problem: BaseException | None, trainer: VectorizedPPOTrainer | None, wall_s: float) -> None:
+def _end(
+    hub: Hub,
+    problem: BaseException | None,
+    trainer: VectorizedPPOTrainer | None,
+    wall_s: float,
+    log_trouble: str | None,
+) -> None:
+    """Tells the log how the sitting ended; `log_trouble` is why the log itself ended it, if it did."""
     history = [] if trainer is None else trainer.history
     status: Literal["completed", "failed", "interrupted"] = "failed"
     if isinstance(problem, StepCancelled):
         status, problem = "interrupted", None
     elif problem is None and trainer is not None:
         status = "completed" if trainer.next_round >= trainer.config.rounds else "interrupted"
-    tail = None
+    tail = name = message = None
     if problem is not None:
         tail = "".join(traceback.format_exception(problem))[-TRACEBACK_CHARACTERS:]
+        name, message = type(problem).__name__, str(problem)
+    elif log_trouble is not None:
+        name, message = "LogIncomplete", log_trouble
     payload = RunEnded(
         status=status,
-        error_type=None if problem is None else type(problem).__name__,
-        error_message=None if problem is None else str(problem),
+        error_type=name,
+        error_message=message,
         traceback_tail=tail,
         num_rounds_total=len(history),
         num_env_steps_total=0 if trainer is None else trainer.num_env_steps,

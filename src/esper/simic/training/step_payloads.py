@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Literal, cast
 
-from esper.leyline import HEAD_NAMES, ActionSpec, EpisodeCompleted, HeadDecision, heads_used_by
+from esper.leyline import (
+    BLENDS,
+    HEAD_NAMES,
+    OPS,
+    ActionSpec,
+    EpisodeCompleted,
+    HeadDecision,
+    HostLayout,
+    heads_used_by,
+)
 from esper.simic.agent.ppo import Decision
 from esper.simic.telemetry.records import Decision as DecisionRecord
+from esper.simic.telemetry.records import brief
 from esper.simic.training.accounts import EpisodeStats
 
 
-def decision_records(decision: Decision, specs: Sequence[ActionSpec]) -> list[DecisionRecord]:
-    """What the agent knew when it chose, for every env. Tensors are read once for all of them."""
+def decision_records(
+    decision: Decision, specs: Sequence[ActionSpec], layout: HostLayout, closer: Container[int]
+) -> list[DecisionRecord]:
+    """What the agent knew when it chose, for every env. Tensors are read once for all of them.
+
+    Args:
+        decision: The agent's.
+        specs: What it means, one per env.
+        layout: Names of slots and blueprints.
+        closer: Envs of which all probabilities are told.
+    """
     rows = zip(
         specs,
         decision.log_probs_NH.tolist(),
@@ -22,27 +41,43 @@ def decision_records(decision: Decision, specs: Sequence[ActionSpec]) -> list[De
         decision.values_N.tolist(),
         strict=True,
     )
-    return [_decision(*row) for row in rows]
+    looked = [env for env, spec in enumerate(specs) if spec.env_id in closer]
+    probs = dict(zip(looked, _probs(decision, looked, layout), strict=True)) if looked else {}
+    return [_decision(*row, probs.get(env, {})) for env, row in enumerate(rows)]
+
+
+def _probs(decision: Decision, envs: Sequence[int], layout: HostLayout) -> list[dict[str, dict[str, float]]]:
+    """For some envs, head by head, the probability of every legal choice."""
+    names = {"op": [op.name for op in OPS], "slot": layout.slot_ids, "blueprint": layout.blueprints, "blend": BLENDS}
+    told: list[dict[str, dict[str, float]]] = [{} for _ in envs]
+    for head, distribution in zip(HEAD_NAMES, decision.distributions, strict=True):
+        rows = zip(distribution.probs_BC()[envs].tolist(), distribution.legal_BC[envs].tolist(), strict=True)
+        for heads, (found, legal) in zip(told, rows, strict=True):
+            heads[head] = {name: brief(share) for name, share, ok in zip(names[head], found, legal, strict=True) if ok}
+    return told
 
 
 def _decision(
-    spec: ActionSpec, log_probs: list[float], entropies: list[float], num_legal: list[int], value: float
+    spec: ActionSpec,
+    log_probs: list[float],
+    entropies: list[float],
+    num_legal: list[int],
+    value: float,
+    probs: Mapping[str, Mapping[str, float]],
 ) -> DecisionRecord:
-    used = [(head, HEAD_NAMES.index(head)) for head in heads_used_by(spec.op)]
+    used = [(head, row) for row, head in enumerate(HEAD_NAMES) if num_legal[row] > 1 and head in heads_used_by(spec.op)]
     heads = {
         head: HeadDecision(
-            choice=spec.op.name if head == "op" else str(getattr(spec, head)),
-            prob_share=math.exp(log_probs[row]),
-            entropy_share=entropies[row] if num_legal[row] > 1 else None,
+            prob_share=brief(math.exp(log_probs[row])),
+            entropy_share=brief(entropies[row]),
             num_legal=num_legal[row],
-            probs=None,
+            probs=probs.get(head),
         )
         for head, row in used
     }
     return DecisionRecord(
-        forced=all(num_legal[row] == 1 for _, row in used),
-        value=value,
-        log_prob=math.fsum(log_probs),
+        value=brief(value),
+        log_prob=brief(math.fsum(log_probs)),
         heads=heads,
     )
 

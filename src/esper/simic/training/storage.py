@@ -10,25 +10,16 @@ import os
 import shutil
 from pathlib import Path
 
+from esper.nissa.files import write_all
+
 TEMP_PREFIX = ".tmp-"
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file that must not exist yet and makes its content durable. Its name is durable after `sync_folder`."""
+    """Writes a new file and makes its content durable. Its name is durable after `sync_directory`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+        write_all(descriptor, content)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -61,11 +52,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         os.unlink(path)
-
-
-def free_bytes(path: Path) -> int | None:
-    """Space left for us where `path` is; None if the file system does not say."""
-    try:
-        return shutil.disk_usage(path).free
-    except OSError:
-        return None

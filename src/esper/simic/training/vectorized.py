@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-from torch import nn
 
 from esper.leyline import AnomalyDebug, BatchSummary, HostLayout, LayerGradientStats, TelemetryLevel
 from esper.nissa import TelemetryHub, get_hub
@@ -19,13 +17,18 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient, SimicClient, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Calibration, default_gamma
-from esper.simic.telemetry.debug_telemetry import check_numerical_stability, collect_per_layer_gradients
+from esper.simic.telemetry.debug_telemetry import (
+    MAX_RATIOS_TOLD,
+    check_numerical_stability,
+    collect_per_layer_gradients,
+    odd_ratios,
+)
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
-from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.accounts import EpisodeAccounts, Pricing
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
+from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
 from esper.simic.training.run_state import RunState
 from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
@@ -50,6 +53,9 @@ def train_ppo_vectorized(
         config: What to train; the defaults if None.
         overrides: Fields of the configuration that are to differ.
 
+    Returns:
+        The policy and its rounds; fewer than asked for if the hub's log is no longer good enough to go on.
+
     Raises:
         ValueError: A field is unknown or out of range, or the controller does not learn.
     """
@@ -59,9 +65,14 @@ def train_ppo_vectorized(
     hub = get_hub()
     level = TelemetryLevel[config.level.upper()] if isinstance(hub, TelemetryHub) else TelemetryLevel.OFF
     recorder = RunRecorder(
-        hub, TelemetryConfig(level=level), keeper=None, display=NoDisplay(), origin=Origin(), reads=AgentReads
+        hub,
+        replace(config.telemetry(), level=level),
+        keeper=None,
+        display=NoDisplay(),
+        origin=Origin(),
+        reads=AgentReads,
     )
-    with open_trainer(config, recorder, NeverStop()) as trainer:
+    with open_trainer(config, recorder, LogWatch(NeverStop(), hub)) as trainer:
         history = trainer.run()
     assert isinstance(trainer.client, SimicClient)
     return trainer.client.agent, history
@@ -73,23 +84,25 @@ class AgentReads:
     def __init__(self, trainer: VectorizedPPOTrainer) -> None:
         self._client = trainer.client
 
-    def layers(self) -> list[LayerGradientStats]:
-        """The gradients of the last minibatch, by layer."""
-        return collect_per_layer_gradients(self._network())
+    def layers(self) -> list[LayerGradientStats] | None:
+        """The gradients of the last minibatch, by layer; None if the update looked at none: what lies there is old."""
+        agent = self._agent()
+        return None if agent.last_ratios_B is None else collect_per_layer_gradients(agent.network)
 
     def bundle(self) -> AnomalyDebug:
         """What goes with an alarm."""
-        network = self._network()
+        network, ratios_B = self._agent().network, self._agent().last_ratios_B
+        odd = None if ratios_B is None else odd_ratios(ratios_B)
         return AnomalyDebug(
-            layers=aggregate_layer_gradient_health(collect_per_layer_gradients(network)),
+            layers=aggregate_layer_gradient_health(self.layers() or ()),
             stability=check_numerical_stability(network),
-            ratios=(),
-            num_ratios_out_of_range=0,
+            ratios=None if odd is None else tuple(odd[:MAX_RATIOS_TOLD]),
+            num_ratios_out_of_range=None if odd is None else len(odd),
         )
 
-    def _network(self) -> nn.Module:
+    def _agent(self) -> PPOAgent:
         assert isinstance(self._client, SimicClient), "a fixed controller has no update to look at"
-        return self._client.agent.network
+        return self._client.agent
 
 
 @contextmanager
@@ -119,9 +132,7 @@ def open_trainer(
             task, data, scratch=Path(scratch), devices=config.device, amp=config.amp, batches=SharedBatchIterator
         )
         kind, workers = worker_plan(config)
-        with EnginePool(
-            build_worker, spec, kind=kind, workers=workers, wanted=recorder.wanted, sink=recorder.sink
-        ) as pool:
+        with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=recorder.sink) as pool:
             stop.watch(pool.cancel)
             scale = saved.calibration if saved is not None else _calibration(config, task, data, pool, cache)
             trainer = VectorizedPPOTrainer(

@@ -17,8 +17,8 @@ from esper.leyline import (
     EventSink,
     HostLayout,
     PolicyProtocol,
-    TelemetryEventType,
 )
+from esper.leyline.run_payloads import PHASES
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
@@ -28,7 +28,7 @@ from esper.simic.training.accounts import EpisodeStats, total_ops
 from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.rollout import episode_seeds, run_episodes
-from esper.simic.training.runner import run_ppo_updates
+from esper.simic.training.runner import check_updates, run_ppo_updates
 from esper.tolaria.governor import RollbackBudget
 
 ROLLING_ROUNDS = 10
@@ -47,8 +47,6 @@ class Client(PolicyProtocol, Protocol):
 class Recorder(Protocol):
     """Who keeps the log and the checkpoints of a run. Nothing it does may change what is learned."""
 
-    wanted: frozenset[TelemetryEventType]
-    """Events that workers are to report."""
     sink: EventSink | None
     """Where workers' troubles are told."""
 
@@ -75,7 +73,6 @@ class Recorder(Protocol):
 class Silent:
     """Keeps nothing."""
 
-    wanted: frozenset[TelemetryEventType] = frozenset()
     sink: EventSink | None = None
 
     def opened(
@@ -101,10 +98,12 @@ class Silent:
 class StopRequest(Protocol):
     """Tells whether somebody wants the run to end."""
 
-    after_round: bool
-    """True as soon as the run is to end at the next boundary."""
     round_s: float | None
     """Told how long a round takes, for whoever is asked to wait for one."""
+
+    @property
+    def after_round(self) -> bool:
+        """True as soon as the run is to end at the next boundary."""
 
     def watch(self, cancel: Callable[[], None]) -> None:
         """Takes what makes a running step stop at once."""
@@ -155,6 +154,7 @@ class VectorizedPPOTrainer:
         self.next_round = 0
         self.num_env_steps = 0
         self.num_skipped = 0
+        self._watch = _Watch()
         self.rollbacks = RollbackBudget.for_training(config.rounds * config.envs)
 
     def run(self) -> list[BatchSummary]:
@@ -162,36 +162,47 @@ class VectorizedPPOTrainer:
 
         Raises:
             RollbackLimitReached: Hosts keep diverging.
-            UpdatesFailed: Three updates in a row could not be performed.
+            UpdatesFailed: Too many updates in a row could not be performed.
         """
         while self.next_round < self.config.rounds:
             self.run_round()
-            ends = self.stop.after_round or self.next_round == self.config.rounds
-            self.recorder.checkpoint(self, last=ends)
+            ends = self.next_round == self.config.rounds or self.stop.after_round
+            self.offer_checkpoint(last=ends)
             if ends:
                 break
         return self.history
 
+    def offer_checkpoint(self, *, last: bool) -> None:
+        """Saves the boundary if it is due, or if the run ends here. Its time counts as that of the next round."""
+        self._watch.restart()
+        self.recorder.checkpoint(self, last=last)
+        self._watch.note("other")
+
     def run_round(self) -> BatchSummary:
-        """One episode in every env, one update, one summary."""
-        round_idx, started = self.next_round, time.perf_counter()
+        """One episode in every env, one update, one summary.
+
+        Raises:
+            RollbackLimitReached: Hosts keep diverging.
+            UpdatesFailed: Too many updates in a row could not be performed.
+        """
+        round_idx, watch = self.next_round, self._watch
+        watch.restart()
         seeds = episode_seeds(self.config.seed, round_idx, self.config.envs)
         self.recorder.round_begins(round_idx)
-        timed = _Timed(self.client)
-        final = run_episodes(self.pool, timed, seeds, self.horizon)  # hosts learn
-        played = time.perf_counter()
+        final = run_episodes(self.pool, _Timed(self.client, watch), seeds, self.horizon)  # hosts learn
         metrics, self.num_skipped = run_ppo_updates(self.client, self.num_skipped)  # the policy learns
-        updated = time.perf_counter()
+        watch.note("update")
         episodes = self.client.episode_stats()
         self.num_env_steps += sum(episode.num_epochs for episode in episodes)
-        execute_s = played - started - timed.act_s - timed.store_s
-        phases = {"act": timed.act_s, "execute": execute_s, "reward": timed.store_s, "update": updated - played}
-        summary = self._summarize(final, episodes, metrics, phases)
+        summary = self._summarize(final, episodes, metrics)
         self.history.append(summary)
         self.next_round = round_idx + 1
         self.stop.round_s = summary.duration_s
         self.recorder.round_ends(summary, metrics, episodes)
+        watch.note("other")
+        # Whatever ends the run here is told by the round's own events first.
         self.rollbacks.note_round(summary.num_rollbacks, len(episodes))
+        check_updates(metrics, self.num_skipped)
         return summary
 
     def _summarize(
@@ -199,8 +210,8 @@ class VectorizedPPOTrainer:
         final: ActionExecutionResult,
         episodes: Sequence[EpisodeStats],
         metrics: PPOUpdateMetrics | None,
-        phases_s: dict[str, float],
     ) -> BatchSummary:
+        wall_s, cpu_s = self._watch.take()
         accuracies = [report.val_accuracy_pct for report in final.reports]
         committed = [report.committed_accuracy_pct for report in final.reports]
         measured = [accuracy for accuracy in committed if accuracy is not None]
@@ -223,8 +234,9 @@ class VectorizedPPOTrainer:
             num_ops=total_ops(episodes),
             update_performed=metrics is not None and metrics["performed"],
             ppo={} if metrics is None else scalar_metrics(metrics),
-            phases_ms={name: 1e3 * seconds for name, seconds in phases_s.items()},
-            duration_s=sum(phases_s.values()),
+            phases_ms={name: 1e3 * seconds for name, seconds in wall_s.items()},
+            phases_cpu_ms={name: 1e3 * seconds for name, seconds in cpu_s.items()},
+            duration_s=sum(wall_s.values()),
         )
 
     def counters(self) -> dict[str, Any]:
@@ -245,27 +257,51 @@ class VectorizedPPOTrainer:
         self.history = list(history)
 
 
-class _Timed:
-    """A controller on a watch: how long it thinks, and how long it takes notes."""
+class _Watch:
+    """Books all time that passes under the phase that has just ended: nothing is counted twice or not at all."""
 
-    def __init__(self, policy: PolicyProtocol) -> None:
-        self.act_s = 0.0
-        self.store_s = 0.0
-        self._policy = policy
+    def __init__(self) -> None:
+        self._wall_s, self._cpu_s = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
+        self._last = time.perf_counter(), time.process_time()
+
+    def restart(self) -> None:
+        """What went on since the last note is nobody's: another run may have had its turn."""
+        self._last = time.perf_counter(), time.process_time()
+
+    def note(self, phase: str) -> None:
+        """What went on since the last note was this."""
+        now = time.perf_counter(), time.process_time()
+        self._wall_s[phase] += now[0] - self._last[0]
+        self._cpu_s[phase] += now[1] - self._last[1]
+        self._last = now
+
+    def take(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Wall and CPU seconds by phase, which start anew."""
+        taken = self._wall_s, self._cpu_s
+        self._wall_s, self._cpu_s = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
+        return taken
+
+
+class _Timed:
+    """A controller on a watch. What passes between its answers is the hosts' time."""
+
+    def __init__(self, policy: PolicyProtocol, watch: _Watch) -> None:
+        self._policy, self._watch = policy, watch
 
     def begin(self, state: ActionExecutionResult) -> None:
+        self._watch.note("execute")
         self._policy.begin(state)
+        self._watch.note("act")
 
     def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
-        started = time.perf_counter()
         specs = self._policy.act(state)
-        self.act_s += time.perf_counter() - started
+        self._watch.note("act")
         return specs
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        started = time.perf_counter()
+        self._watch.note("execute")
         self._policy.store(before, after)
-        self.store_s += time.perf_counter() - started
+        self._watch.note("reward")
 
 
 def scalar_metrics(metrics: PPOUpdateMetrics) -> dict[str, float]:

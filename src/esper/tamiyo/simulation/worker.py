@@ -39,8 +39,13 @@ class SimulatedWorker:
         self._taken = {seed.env_id: [] for seed in seeds}
         return self._result({})
 
-    def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType] = SILENT) -> StepResult:
-        """One step of every env. Takes exactly one spec per env, in any order."""
+    def step(
+        self,
+        specs: Sequence[ActionSpec],
+        wanted: frozenset[TelemetryEventType] = SILENT,
+        closer: frozenset[int] = frozenset(),
+    ) -> StepResult:
+        """One step of every env. Takes exactly one spec per env, in any order. There are no gradients to look at."""
         if sorted(spec.env_id for spec in specs) != sorted(self._envs):
             given = sorted(spec.env_id for spec in specs)
             raise ValueError(f"expected one spec for each of the envs {sorted(self._envs)}, got {given}")

@@ -1,0 +1,147 @@
+"""Two real runs that learned well, told again by today's code: their verdict must say so.
+
+`healthy_runs.json.gz` holds what was measured in policy runs on `digits_blind` (20 rounds of 12 envs) and
+`digits_saturated` (60 rounds of 16 envs), to four digits: by round the metrics of the update, the rolling accuracy,
+what each term paid, and every sign of reward hacking under limits looser than today's. Alarms, suspicions and trends
+are not in it: they are made here, so a limit that does not fit a healthy run is seen.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from esper.karn.finding import State
+from esper.karn.fold import fold
+from esper.karn.replay import replay
+from esper.karn.verdict import Verdict, verdict
+from esper.karn.view import EMPTY, RunView
+from esper.leyline import LoggedEvent, Severity
+from esper.leyline.thresholds import TREND_WINDOW_ROUNDS, WARMUP_UPDATES
+from esper.runtime.tasks import TASKS
+from esper.simic.rewards import HackingSuspicion
+from esper.simic.rewards.suspicion import over_attribution, ransomware
+from esper.simic.telemetry.records import EnvContext
+from esper.simic.telemetry.report_events import SuspicionWatch
+from esper.simic.telemetry.telemetry_config import TelemetryConfig
+from esper.simic.training.accounts import EpisodeStats
+from esper.simic.training.run_log import RunLog
+from tests.fakes import world
+from tests.karn.logs import LogWriter, T, started
+from tests.nissa.samples import profile
+from tests.simic.telemetry.test_emitters import SUMMARY
+from tests.simic.telemetry.updates import ListSink
+
+RUNS: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "healthy_runs.json.gz").read_bytes()))
+TRENDS = {"digits_blind": State.IMPROVING, "digits_saturated": State.PLATEAU}
+"""Where each of them was at its end."""
+HORIZON = 20
+
+
+def paid(env: int, amounts: dict[str, float]) -> EpisodeStats:
+    """An episode of which only the pay is known."""
+    return EpisodeStats(
+        env_id=env,
+        episode=0,
+        end="completed",
+        num_epochs=HORIZON,
+        final_accuracy_pct=0.0,
+        best_accuracy_pct=0.0,
+        committed_accuracy_pct=None,
+        final_loss=0.0,
+        params_added=0,
+        params_ratio=1.0,
+        num_germinated=0,
+        num_fossilized=0,
+        num_pruned=0,
+        num_alive=0,
+        num_contributing_fossils=0,
+        return_raw=0.0,
+        components_sum=amounts,
+        num_ops={},
+    )
+
+
+def signs_of(stored: list[list[Any]]) -> dict[tuple[int, int], list[HackingSuspicion]]:
+    """By env and epoch, what today's limits see in what was measured."""
+    found = defaultdict(list)
+    for env, epoch, pattern, slot_id, claimed, improvement_pp in stored:
+        judge = ransomware if pattern == "ransomware" else over_attribution
+        found[env, epoch] += judge({slot_id: claimed}, improvement_pp)
+    return found
+
+
+class NoReads:
+    """Stands for a closer look at a policy that is no longer there."""
+
+    def layers(self) -> tuple[()]:
+        return ()
+
+    def bundle(self) -> None:
+        """Nothing is left to look at."""
+
+
+def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
+    """The log that today's code would have written, as far as rounds, alarms and suspicions go."""
+    sink, log = ListSink(), LogWriter(folder)
+    log.emit(T.RUN_STARTED, started(num_envs=run["num_envs"], num_rounds=len(run["rounds"])))
+    outbox: Any = SimpleNamespace(wanted=frozenset(), closer=frozenset())
+    num_rounds = len(run["rounds"])
+    hub: Any = sink
+    rounds = RunLog(hub, TelemetryConfig(), TASKS["digits_blind"], world().layout, num_rounds=num_rounds, outbox=outbox)
+    watch = SuspicionWatch()
+    for number, facts in enumerate(run["rounds"]):
+        rounds.round_begins(number, run["num_envs"])
+        signs = signs_of(facts.get("signs", []))
+        for epoch in range(HORIZON):
+            for env in range(run["num_envs"]):
+                watch.emit(sink, EnvContext(round=number, episode=number, env=env, epoch=epoch), signs[env, epoch])
+        known = ("rolling_accuracy_pct", "num_rollbacks", "num_episodes_total")
+        summary = replace(SUMMARY, round_idx=number, **{name: facts[name] for name in known})
+        reads: Any = NoReads()
+        rounds.round_ends(summary, facts["metrics"], (paid(0, facts["paid"]),), profile(), reads)
+    for event in sink.events:
+        ids = {"round": event.round, "episode": event.episode, "env": event.env, "epoch": event.epoch}
+        log.emit(event.type, event.data, event.severity, **ids)
+    return log
+
+
+def verdicts(log: LogWriter) -> tuple[list[Verdict], RunView]:
+    """The verdict after each round, and the view at the end."""
+    found, view = [], EMPTY
+    for item in replay(log.folder):
+        view = fold(view, item)
+        if isinstance(item, LoggedEvent) and item.type is T.ROUND_COMPLETED:
+            found.append(verdict(view, None, item.wall))
+    return found, view
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_a_healthy_run_gets_past_warming_up_and_is_not_accused(task: str, tmp_path: Path) -> None:
+    found, view = verdicts(told_again(RUNS[task], tmp_path))
+    states = [each.state for each in found]
+    assert len(states) == len(RUNS[task]["rounds"])
+    assert states[: WARMUP_UPDATES - 1] == [State.WARMING_UP] * (WARMUP_UPDATES - 1)
+    judged = Counter(states[WARMUP_UPDATES - 1 :])
+    assert not {State.REWARD_HACKING, State.ALARM, State.BROKEN_UPDATE, State.NOT_ACTING} & set(judged)
+    assert judged[State.WARNING] <= 0.1 * len(states)
+    assert states[-1] is TRENDS[task]
+    assert TRENDS[task] in states[TREND_WINDOW_ROUNDS:-1]
+    assert not view.safety.alarms
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_few_episodes_of_a_healthy_run_are_suspected(task: str, tmp_path: Path) -> None:
+    run = RUNS[task]
+    events = [item for item in replay(told_again(run, tmp_path).folder) if isinstance(item, LoggedEvent)]
+    told = [event for event in events if event.type is T.REWARD_HACKING_SUSPECTED]
+    assert len({(event.round, event.env) for event in told}) <= 0.02 * run["num_envs"] * len(run["rounds"])
+    assert sum(event.severity is Severity.CRITICAL for event in told) <= 0.2 * len(run["rounds"])
+    assert sum(len(facts.get("signs", [])) for facts in run["rounds"]) > 20 * len(told), "signs are plenty"

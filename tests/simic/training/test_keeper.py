@@ -1,0 +1,44 @@
+"""Saves that the event log allows, and those that it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from esper.nissa.null import NullHub
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.keeper import CheckpointKeeper
+from tests.simic.training.saving import contents, names, run_with
+
+
+class Log(NullHub):
+    """A log with a clock: each flush takes as long as it is told to, and fails if it takes long."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.flushes_s: list[float] = []
+
+    def flush(self, timeout: float, *, fsync: bool = False) -> bool:
+        took_s = self.flushes_s.pop(0) if self.flushes_s else 0.0
+        self.now_s += min(took_s, timeout)
+        return took_s < timeout
+
+
+def keeper_of(folder: Path, log: Log) -> CheckpointKeeper:
+    return CheckpointKeeper(
+        run_with(folder), log, attempt=0, resumed_from=None, config=TrainingConfig(), clock=lambda: log.now_s
+    )
+
+
+def test_one_slow_flush_does_not_put_off_saving_for_half_an_hour(tmp_path: Path) -> None:
+    """Rounds of 30 s under the default cadence; the log hangs once, at the second of them."""
+    log = Log()
+    keeper = keeper_of(tmp_path, log)
+    log.flushes_s = [0.0, 60.0]
+    saved = []
+    for index in range(1, 6):
+        log.now_s += 30.0
+        if keeper.offer(index, lambda index=index: contents(index), score=None, last=False):  # type: ignore[misc]
+            saved.append(index)
+    assert saved == [1, 3, 4, 5]
+    assert keeper.saved_index == 5
+    assert names(keeper._run) == [f"ckpt-{index:08d}" for index in (3, 4, 5)]

@@ -1,0 +1,67 @@
+"""The log of real runs: two events about the same thing agree, and fixed controllers are judged too."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from esper.leyline import THRESHOLDS, Severity, TelemetryLevel
+from esper.leyline.thresholds import MIN_RATE_EPISODES
+from esper.runtime import tasks
+from esper.simic.telemetry.telemetry_config import TelemetryConfig
+from esper.simic.training.run_log import RunLog
+from tests.fakes import world
+from tests.nissa.samples import profile
+from tests.simic.telemetry.test_emitters import SUMMARY
+from tests.simic.telemetry.updates import ListSink, metrics
+from tests.simic.training.runs import TINY
+from tests.telemetry.logs import events_of, open_log, run_with
+
+PLANTS = replace(TINY, task="digits_blind", controller="random", rounds=1, episode_length=12, minibatches=1)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss"])
+def test_a_seeds_contribution_is_the_same_in_both_events(tmp_path, monkeypatch, metric):
+    monkeypatch.setitem(tasks.TASKS, "digits_blind", replace(tasks.TASKS["digits_blind"], metric=metric))
+    with open_log(tmp_path, strict=True) as hub:
+        run_with(hub, PLANTS, TelemetryLevel.NORMAL)
+    epochs = {(e["env"], e["epoch"]): e["data"]["slots"] for e in events_of(tmp_path, "EPOCH_COMPLETED")}
+    told = 0
+    for event in events_of(tmp_path, "COALITION_MEASURED"):
+        slots = epochs[event["env"], event["epoch"]]
+        for slot_id, worth in event["data"]["contribution_pp"].items():
+            told += worth != 0.0
+            assert slots[slot_id]["contribution_pp"] == pytest.approx(worth, abs=1e-4)
+    assert told > 3
+
+
+@pytest.mark.parametrize("budget", [195, None])
+def test_a_fixed_controller_is_forced_where_only_waiting_is_legal(tmp_path, budget):
+    with open_log(tmp_path, strict=True) as hub:
+        run_with(hub, replace(PLANTS, param_budget=budget), TelemetryLevel.NORMAL)
+    forced = [event["data"]["forced"] for event in events_of(tmp_path, "ACTION_TAKEN")]
+    (ops,) = [e["data"] for e in events_of(tmp_path, "CHOICE_STATS") if e["data"]["head"] == "op"]
+    assert sum(forced) == ops["num_forced"]
+    assert all(forced) == (budget is not None)
+
+
+class NoReads:
+    """A policy that must not be looked at."""
+
+
+@pytest.mark.parametrize("learned", [None, metrics()], ids=["fixed controller", "policy"])
+def test_rollbacks_are_judged_whoever_decides(learned):
+    sink, outbox = ListSink(), SimpleNamespace(wanted=frozenset(), closer=frozenset())
+    task = tasks.TASKS["digits_blind"]
+    config = TelemetryConfig(escalate_on_anomaly=learned is None)  # no closer look at a policy that is none
+    log = RunLog(sink, config, task, world().layout, num_rounds=9, outbox=outbox)
+    for number in range(3):
+        log.round_begins(number, 1)
+        rolled_back = MIN_RATE_EPISODES if number == 1 else 0
+        summary = replace(
+            SUMMARY, round_idx=number, num_rollbacks=rolled_back, num_episodes_total=MIN_RATE_EPISODES * (number + 1)
+        )
+        log.round_ends(summary, learned, (), profile(), NoReads())
+    told = [(e.round, e.data.metric, e.data.limit) for e in sink.events if e.type.value == "ANOMALY_DETECTED"]
+    limit = THRESHOLDS["rollbacks_per_100_episodes"].limit_of(Severity.CRITICAL)
+    assert told == [(1, "rollbacks_per_100_episodes", limit)]
