@@ -13,7 +13,8 @@ from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE
 from esper.nissa.jsonl import LogFile
 from esper.scripts import train_display
 from esper.scripts.cli import main
-from esper.simic.training import session, vectorized
+from esper.simic.training import vectorized
+from esper.simic.training.config import TrainingConfig
 from tests.integration.kills import lines
 from tests.integration.losses import lose_one
 
@@ -144,12 +145,12 @@ def test_sides_of_the_same_name_are_told_apart(tmp_path, capsys):
 
 
 def test_a_loss_on_either_side_stops_the_comparison(tmp_path, monkeypatch, capsys):
-    original = session.telemetry_config
+    original = TrainingConfig.telemetry
 
-    def lossy(start):
-        return replace(original(start), queue_capacity=1 if start.group == "sparse" else 8192)
+    def lossy(config):
+        return replace(original(config), queue_capacity=1 if config.reward_mode == "sparse" else 8192)
 
-    monkeypatch.setattr(session, "telemetry_config", lossy)
+    monkeypatch.setattr(TrainingConfig, "telemetry", lossy)
     assert compare(tmp_path, "--rounds", 5) == 3
     told = capsys.readouterr()
     assert "stopping after this round: the event log is not complete" in told.err

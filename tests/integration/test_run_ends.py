@@ -18,6 +18,7 @@ from esper.scripts.cli import main
 from esper.scripts.train import run_and_show
 from esper.simic.client import SimicClient
 from esper.simic.training import session
+from esper.simic.training.config import TrainingConfig
 from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.integration.kills import lines, training_facts
@@ -65,9 +66,9 @@ def saved(run):
 
 def test_a_run_that_needs_its_whole_log_stops_when_it_loses_an_event(tmp_path, monkeypatch, capsys):
     """A queue of one is full most of the time, so events that may be lost are lost in the first round."""
-    original = session.telemetry_config
-    monkeypatch.setattr(session, "telemetry_config", lambda start: replace(original(start), queue_capacity=1))
-    start = session.start_new(replace(TINY, rounds=4), tmp_path, "a", require_complete=True)
+    original = TrainingConfig.telemetry
+    monkeypatch.setattr(TrainingConfig, "telemetry", lambda config: replace(original(config), queue_capacity=1))
+    start = session.start_new(replace(TINY, rounds=4, require_complete=True), tmp_path, "a")
     with pytest.raises(SystemExit) as caught:
         run_and_show(start, None)
     assert caught.value.code == 3
@@ -138,8 +139,8 @@ def test_a_study_whose_log_could_not_be_made_durable_once_is_done(tmp_path, monk
 
 
 def test_losses_do_not_stop_a_run_that_may_have_them(tmp_path, monkeypatch, capsys):
-    original = session.telemetry_config
-    monkeypatch.setattr(session, "telemetry_config", lambda start: replace(original(start), queue_capacity=1))
+    original = TrainingConfig.telemetry
+    monkeypatch.setattr(TrainingConfig, "telemetry", lambda config: replace(original(config), queue_capacity=1))
     assert train(tmp_path, "--rounds", 2) == 3
     assert "Done." in capsys.readouterr().out
     assert lines(tmp_path / "a")[-1]["data"]["status"] == "completed"
@@ -179,6 +180,6 @@ def test_too_many_events_in_memory_end_the_run(tmp_path, monkeypatch, capsys):
 
 def test_studies_need_whole_logs_from_the_first_start_and_on_every_other(tmp_path):
     first = study._start(replace(TINY, rounds=1), tmp_path / "policy-0")
-    assert first.require_complete
+    assert first.config.require_complete
     run_and_show(first, None)
-    assert study._start(replace(TINY, rounds=1), tmp_path / "policy-0").require_complete
+    assert study._start(replace(TINY, rounds=1), tmp_path / "policy-0").config.require_complete

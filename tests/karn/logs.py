@@ -47,6 +47,7 @@ from esper.leyline import (
     SeedEnded,
     SeedGerminated,
     SeedStageChanged,
+    SeenByPolicy,
     Severity,
     SlotState,
     TelemetryEventType,
@@ -295,6 +296,9 @@ def action_taken(**fields: object) -> ActionTaken:
             reward_raw=0.5,
             reward_scaled=0.25,
             components={"gain": 0.75, "rent": -0.25},
+            seen=SeenByPolicy(
+                outlier_share=0.02, clipped_share=0.0, num_nonfinite=0, max_deviation=5.5, worst_column="r0c0.alpha"
+            ),
         ),
         fields,
     )

@@ -46,6 +46,21 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, capsys):
     assert (tmp_path / "a" / CHECKPOINTS_DIR / "ckpt-00000003").is_dir()
 
 
+def test_a_file_may_name_the_controller_and_the_command_line_goes_before_it(tmp_path):
+    file = tmp_path / "rule.json"
+    file.write_text('{"controller": "heuristic"}')
+    train(*SMOKE, "--config-json", file, "--rounds", 1, "--runs", tmp_path, "--run-id", "file")
+    train("wait_only", *SMOKE, "--config-json", file, "--rounds", 1, "--runs", tmp_path, "--run-id", "word")
+    assert json.loads((tmp_path / "file" / CONFIG_FILE).read_text())["controller"] == "heuristic"
+    assert json.loads((tmp_path / "word" / CONFIG_FILE).read_text())["controller"] == "wait_only"
+
+
+def test_a_resumed_side_of_a_comparison_still_needs_its_whole_log(tmp_path):
+    train(*SMOKE, "--runs", tmp_path, "--dual-ab", "shaped", "sparse")
+    for run in (path for path in tmp_path.iterdir() if (path / CONFIG_FILE).is_file()):
+        assert session.start_again(run, {}).config.require_complete
+
+
 def test_two_configurations_are_compared_on_the_same_hosts(tmp_path, capsys):
     train(*SMOKE, "--runs", tmp_path, "--dual-ab", "shaped", "sparse")
     assert "sparse - shaped" in capsys.readouterr().out
@@ -71,6 +86,10 @@ def test_two_configurations_are_compared_on_the_same_hosts(tmp_path, capsys):
         (["--dual-ab", "shaped", "shaped"], "nothing to compare"),
         (["--resume", "nowhere", "--run-id", "b"], "--run-id does not go with --resume: a run keeps the name and the"),
         (["--resume", "nowhere", "--group", "main"], "--group does not go with --resume: a run keeps the name and the"),
+        (["--resume", "nowhere", "--preset", "smoke"], "--preset does not go with --resume: a run keeps its config"),
+        (["--resume", "nowhere", "--config-json", "c"], "--config-json does not go with --resume: a run keeps its"),
+        (["--resume", "nowhere", "--runs", "r"], "--telemetry-dir does not go with --resume: it names the run"),
+        (["--level", "off", "--require-complete", "True"], "asks for a complete log, but level=off keeps none"),
         (["--dual-ab", "shaped", "sparse", "--run-id", "b"], "--run-id does not go with --dual-ab: it starts two new"),
         (["--dual-ab", "shaped", "sparse", "--group", "g"], "--group does not go with --dual-ab: it starts two new"),
         (["--dual-ab", "shaped", "sparse", "--resume", "a"], "--resume does not go with --dual-ab: it starts two new"),

@@ -12,7 +12,7 @@ from esper.karn.replay import replay
 from esper.leyline import ActionSpec, LifecycleOp, LoggedEvent, wait
 from esper.simic.client import SimicClient
 from esper.simic.rewards import suspicion
-from esper.simic.training import session, vectorized
+from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.recorder import NoDisplay
 from esper.simic.training.session import Seat, Start, sitting, start_again, start_new
@@ -25,10 +25,10 @@ BLIND = replace(TINY, task="digits_blind", checkpoint_s=0.0)
 
 def sit(start: Start, **telemetry: object) -> Seat:
     """Plays a run to its end; events that break the catalogue raise. Other settings of its telemetry can be given."""
-    original = session.telemetry_config
+    original = TrainingConfig.telemetry
     with pytest.MonkeyPatch.context() as patch:
         changes = {"strict": True, **telemetry}
-        patch.setattr(session, "telemetry_config", lambda given: replace(original(given), **changes))
+        patch.setattr(TrainingConfig, "telemetry", lambda given: replace(original(given), **changes))
         with sitting(start, NeverStop(), NoDisplay()) as seat:
             seat.trainer.run()
     return seat

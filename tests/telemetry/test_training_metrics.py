@@ -144,6 +144,7 @@ def test_probabilities_are_told_of_heads_that_had_a_choice(logged):
             assert 0.0 < head["entropy_share"] <= 1.0
             assert head["num_legal"] > 1
             assert head["probs"] is None
+        assert data["seen"] is None
 
 
 def test_env_events_come_in_env_order_within_a_step(logged):
@@ -151,7 +152,7 @@ def test_env_events_come_in_env_order_within_a_step(logged):
     assert steps == sorted(steps)
 
 
-def test_a_closer_look_describes_gradients_and_all_probabilities(tmp_path):
+def test_a_closer_look_describes_gradients_observations_and_all_probabilities(tmp_path):
     with open_log(tmp_path, strict=True) as hub:
         run_with(hub, RUN, TelemetryLevel.DEBUG, escalate_on_anomaly=False)
     for event in events_of(tmp_path, "EPOCH_COMPLETED"):
@@ -164,6 +165,9 @@ def test_a_closer_look_describes_gradients_and_all_probabilities(tmp_path):
     num_heads = 0
     for event in events_of(tmp_path, "ACTION_TAKEN"):
         data = event["data"]
+        assert data["seen"]["num_nonfinite"] == 0
+        assert 0.0 <= data["seen"]["clipped_share"] <= data["seen"]["outlier_share"] < 0.5
+        assert data["seen"]["max_deviation"] > 0.0
         chosen = {"op": data["op"], "slot": data["slot_id"], "blueprint": data["blueprint"], "blend": data["blend"]}
         for name, head in data["heads"].items():
             num_heads += 1

@@ -52,6 +52,7 @@ from esper.leyline.env_payloads import (
     SeedEnded,
     SeedGerminated,
     SeedStageChanged,
+    SeenByPolicy,
     SlotState,
 )
 from esper.leyline.errors import (
@@ -253,6 +254,7 @@ __all__ = [
     "SeedGerminated",
     "SeedStage",
     "SeedStageChanged",
+    "SeenByPolicy",
     "SegmentEntry",
     "Severity",
     "SlotConfig",

@@ -87,6 +87,21 @@ class HeadDecision:
 
 
 @record
+class SeenByPolicy:
+    """How unusual what the policy saw was, in standard deviations of what it had seen before."""
+
+    outlier_share: float
+    """Share of the normalised columns beyond 5 of them."""
+    clipped_share: float
+    """Share of those beyond 10, where the policy sees the limit instead."""
+    num_nonfinite: int
+    max_deviation: float | None
+    """None if no column was finite."""
+    worst_column: str
+    """The first column that is not finite, or the one with the largest deviation; a slot's as "r0c0.alpha"."""
+
+
+@record
 class ActionTaken:
     """Why the controller acted and what it earned. The components sum to `reward_raw`."""
 
@@ -107,6 +122,8 @@ class ActionTaken:
     reward_scaled: float | None
     components: Mapping[str, float]
     """Terms that paid or took something; one that is absent did neither."""
+    seen: SeenByPolicy | None
+    """What the policy decided on, at level DEBUG."""
 
 
 @record

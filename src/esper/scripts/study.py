@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,7 +138,7 @@ def _start(config: TrainingConfig, path: Path) -> Start:
     from esper.simic.training.storage import remove
 
     if path.is_dir() and checkpoint_folders(open_run(path)):
-        return start_again(path, {"workers": config.workers}, require_complete=True)
+        return start_again(path, {"workers": config.workers})
     if path.is_dir():
         remove(path)  # it was stopped before its first checkpoint
-    return start_new(config, path.parent, path.name, require_complete=True)
+    return start_new(replace(config, require_complete=True), path.parent, path.name)

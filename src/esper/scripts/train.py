@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,38 +25,48 @@ from esper.scripts.train_flags import (
     given,
     resolve,
 )
+from esper.simic.training.config import PRESETS
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.session import Finish, Start
 
 
+RUNS_DIR = Path("runs")
+
+
+def _unset(words: str, metavar: str, **more: Any) -> Any:
+    """How a flag that says nothing unless it is given shows in the help."""
+    return tyro.conf.arg(help=words, metavar=metavar, help_behavior_hint="", **more)
+
+
+_CONTROLLERS = "ppo (the default) learns; wait_only, random, periodic, plateau, fragrow and heuristic follow a rule."
+_PRESETS = f"Named starting point: {', '.join(PRESETS)}."
+
+
 def train_command(
-    controller: Annotated[
-        str,
-        tyro.conf.Positional,
-        tyro.conf.arg(help="ppo learns; wait_only, random, periodic, plateau, fragrow and heuristic follow a rule."),
-    ] = "ppo",
-    preset: Annotated[str, tyro.conf.arg(help="Named starting point: default, smoke, digits_blind, ...")] = "default",
+    controller: Annotated[str | None, tyro.conf.Positional, _unset(_CONTROLLERS, "[CONTROLLER]")] = None,
+    preset: Annotated[str | None, _unset(_PRESETS, "NAME")] = None,
     config_json: Annotated[
-        Path | None, tyro.conf.arg(help="File with fields of the configuration; flags go before it.")
+        Path | None, _unset("File with fields of the configuration; flags go before it.", "FILE")
     ] = None,
     resume: Annotated[
-        Path | None, tyro.conf.arg(help="Run directory to go on with, from its newest valid checkpoint.")
+        Path | None, _unset("Run directory to go on with, from its newest valid checkpoint.", "RUN")
     ] = None,
     dual_ab: Annotated[
         tuple[str, str] | None,
-        tyro.conf.arg(help="Compare two configurations round by round: reward modes, presets or JSON files."),
+        _unset("Compare two configurations round by round: reward modes, presets or JSON files.", "A B"),
     ] = None,
     telemetry_dir: Annotated[
-        Path, tyro.conf.arg(help="Folder that gets one directory per run.", aliases=("--runs",))
-    ] = Path("runs"),
-    run_id: Annotated[str | None, tyro.conf.arg(help="Name of the run; default: date, time and chance.")] = None,
+        Path | None,
+        _unset(f"Folder that gets one directory per run; default: {RUNS_DIR}.", "FOLDER", aliases=("--runs",)),
+    ] = None,
+    run_id: Annotated[str | None, _unset("Name of the run; default: date, time and chance.", "NAME")] = None,
     group: Annotated[
         str | None,
-        tyro.conf.arg(help=f"Cohort of a new run: `esper query` compares by it; default: {DEFAULT_GROUP}."),
+        _unset(f"Cohort of a new run: `esper query` compares by it; default: {DEFAULT_GROUP}.", "NAME"),
     ] = None,
-    data_dir: Annotated[Path | None, tyro.conf.arg(help="Where the data lies, if not in a usual place.")] = None,
+    data_dir: Annotated[Path | None, _unset("Where the data lies, if not in a usual place.", "FOLDER")] = None,
     run: Run = RunFlags(),  # noqa: B008 (frozen)
     machine: Machine = MachineFlags(),  # noqa: B008 (frozen)
     reward: Reward = RewardFlags(),  # noqa: B008 (frozen)
@@ -74,19 +85,22 @@ def train_command(
     """
     from esper.simic.training.session import start_again, start_new
 
-    changes = given(run, machine, reward, policy, records)
+    changes = given(run, machine, reward, policy, records) | ({} if controller is None else {"controller": controller})
+    runs = RUNS_DIR if telemetry_dir is None else telemetry_dir
     if dual_ab is not None:
         why = "it starts two new runs, each with a name of its own and in the group of its side"
         _refuse("--dual-ab", why, resume=resume, run_id=run_id, group=group)
-        _compare([_side(word, controller, preset, config_json, changes) for word in dual_ab], telemetry_dir, data_dir)
+        _compare([_side(word, preset, config_json, changes) for word in dual_ab], runs, data_dir)
         return
     if resume is not None:
         _refuse("--resume", "a run keeps the name and the group it began with", run_id=run_id, group=group)
+        _refuse("--resume", "a run keeps its configuration", preset=preset, config_json=config_json)
+        _refuse("--resume", "it names the run directory itself", telemetry_dir=telemetry_dir)
         start = start_again(resume, changes)
     else:
-        config = resolve(controller, preset, config_json, changes)
+        config = resolve(preset, config_json, changes)
         _check_before_writing(config, data_dir)
-        start = start_new(config, telemetry_dir, run_id, group=DEFAULT_GROUP if group is None else group)
+        start = start_new(config, runs, run_id, group=DEFAULT_GROUP if group is None else group)
     run_and_show(start, data_dir)
 
 
@@ -157,18 +171,16 @@ def _last_words(start: Start, finish: Finish) -> str:
     return f"Done. Everything is in {path}"
 
 
-def _side(
-    word: str, controller: str, base: str, config_json: Path | None, changes: dict[str, Any]
-) -> tuple[str, TrainingConfig]:
+def _side(word: str, base: str | None, config_json: Path | None, changes: dict[str, Any]) -> tuple[str, TrainingConfig]:
     """One side of a comparison: a reward mode, a preset, or a JSON file with the fields that differ."""
     from esper.simic.rewards import MODES
-    from esper.simic.training.config import PRESETS, read_config
+    from esper.simic.training.config import read_config
 
-    common = resolve(controller, base, config_json, changes)
+    common = resolve(base, config_json, changes)
     if word in MODES:
-        return word, resolve(controller, base, config_json, {**changes, "reward_mode": word})
+        return word, resolve(base, config_json, {**changes, "reward_mode": word})
     if word in PRESETS:
-        return word, resolve(controller, word, config_json, changes)
+        return word, resolve(word, config_json, changes)
     if Path(word).is_file():
         return Path(word).stem, read_config(Path(word), common)
     raise ValueError(
@@ -184,16 +196,14 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
     from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
-    console, (a, b) = Console(), (config for _, config in sides)
+    console, (a, b) = Console(), (replace(config, require_complete=True) for _, config in sides)
     check_comparable(a, b)
     for config in (a, b):
         _check_before_writing(config, data_dir)
     console.print(f"the sides differ in {', '.join(differing_fields(a, b))}", soft_wrap=True)
     horizon = training_task(a).horizon
     names = _different([name for name, _ in sides])
-    starts = tuple(
-        start_new(config, runs, group=name, require_complete=True) for name, config in zip(names, (a, b), strict=True)
-    )
+    starts = tuple(start_new(config, runs, group=name) for name, config in zip(names, (a, b), strict=True))
     for name, start in zip(names, starts, strict=True):
         console.print(f"{name}: run {start.run.path}", soft_wrap=True)
     with StopSignals() as stop, progress_bars(console) as progress:

@@ -68,13 +68,13 @@ def given(*groups: Any) -> dict[str, Any]:
     }
 
 
-def resolve(controller: str, base: str, config_json: Path | None, flags: dict[str, Any]) -> TrainingConfig:
-    """The configuration of a new run: a preset, changed by a file, changed by flags.
+def resolve(base: str | None, config_json: Path | None, flags: dict[str, Any]) -> TrainingConfig:
+    """The configuration of a new run: a preset, changed by a file, changed by what was said on the command line.
 
     Raises:
         ValueError: A name is unknown or a value is out of range.
     """
-    config = preset(base)
+    config = TrainingConfig() if base is None else preset(base)
     if config_json is not None:
         config = read_config(config_json, config)
-    return with_overrides(config, {**flags, "controller": controller})
+    return with_overrides(config, flags)

@@ -65,8 +65,10 @@ class StepFacts:
     accounts: tuple[StepAccount | None, ...]
     scaled: tuple[float | None, ...]
     """Rewards as the agent learns from them; None where there is nothing to learn, or the scale is not known yet."""
+    observation: Observation | None
+    """What the agent saw when it chose; None for a fixed controller."""
     decision: Decision | None
-    """What the agent thought; None for a fixed controller."""
+    """What it thought."""
 
 
 OnStep = Callable[[StepFacts], None]
@@ -232,6 +234,7 @@ class SimicClient(FrozenPolicy):
                 specs=self._specs,
                 accounts=accounts,
                 scaled=tuple(stored) if self.scale.count else (None,) * len(stored),
+                observation=self._observation,
                 decision=self._decision,
             )
         )
@@ -304,9 +307,16 @@ class FixedClient:
         """Prices the step for the log."""
         self.policy.store(before, after)
         accounts = self.accounts.book(before, after)
-        nothing = (None,) * len(accounts)
         self.on_step(
-            StepFacts(before=before, after=after, specs=self._specs, accounts=accounts, scaled=nothing, decision=None)
+            StepFacts(
+                before=before,
+                after=after,
+                specs=self._specs,
+                accounts=accounts,
+                scaled=(None,) * len(accounts),
+                observation=None,
+                decision=None,
+            )
         )
 
     def update(self) -> None:

@@ -69,7 +69,7 @@ def test_a_bad_value_is_refused_by_name(name, value):
 
 
 def test_every_number_has_a_range():
-    numbers = {entry.name for entry in fields(TrainingConfig) if isinstance(entry.default, int | float)} | {
+    numbers = {entry.name for entry in fields(TrainingConfig) if type(entry.default) in (int, float)} | {
         "episode_length",
         "param_budget",
         "workers",

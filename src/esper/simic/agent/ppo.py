@@ -120,6 +120,18 @@ class PPOAgent:
         choice = choose(forward.logits_fn, forward.masks, self.exploration, actions_BH=actions_BH)
         return choice, self.network.value.denormalize(forward.values_B)
 
+    @torch.no_grad()
+    def deviations(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """How far an observation is from the usual, in standard deviations under the statistics in force.
+
+        Returns:
+            One figure per env and column, and one per env, slot and column. Flags and one-hots are never unusual.
+        """
+        norms = self.network.obs_norm, self.network.slot_norm
+        rows = observation.obs_ND, observation.slot_obs_NSF
+        far_ND, far_NSF = (norm.deviations(values) for norm, values in zip(norms, rows, strict=True))
+        return far_ND, far_NSF
+
     def update(self, buffer: TamiyoRolloutBuffer) -> PPOUpdateMetrics:
         """Learns from a round; afterwards the observation statistics catch up. The buffer is left as it is.
 

@@ -61,6 +61,11 @@ class ColumnNorm(nn.Module):
         """Rows of any leading shape."""
         return torch.where(self.normalised, self.stats(rows), rows)
 
+    def deviations(self, rows: Tensor) -> Tensor:
+        """Distance from the mean in standard deviations, without a limit; 0 in columns that are left alone."""
+        far = (rows.double() - self.stats.mean).abs() / self.stats.std
+        return torch.where(self.normalised, far, torch.zeros_like(far))
+
 
 class TamiyoNetwork(nn.Module):
     """Policy and state value over factored lifecycle actions."""

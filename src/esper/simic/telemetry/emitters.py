@@ -99,6 +99,7 @@ def emit_last_action(
         reward_raw=price(rewards.total) if rewards else None,
         reward_scaled=brief_or_none(reward_scaled),
         components={name: price(paid) for name, paid in rewards.amounts.items() if paid} if rewards else {},
+        seen=decision.seen if decision else None,
     )
     _emit_env(hub, ctx, T.ACTION_TAKEN, data)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from esper.leyline import HeadDecision, record
+from esper.leyline import HeadDecision, SeenByPolicy, record
 
 
 def brief(value: float) -> float:
@@ -51,3 +51,5 @@ class Decision:
     log_prob: float | None
     heads: Mapping[str, HeadDecision]
     """Only the heads the op uses."""
+    seen: SeenByPolicy | None = None
+    """What it decided on, where somebody looks closer."""

@@ -35,6 +35,7 @@ FREE_ON_RESUME: tuple[str, ...] = (
     "escalation_epochs",
     "keep_checkpoints",
     "checkpoint_s",
+    "require_complete",
 )
 """Fields that may change when a run goes on: none of them changes what is learned in a round."""
 
@@ -151,6 +152,9 @@ class TrainingConfig:
     escalation_epochs: int = _option("records", "epochs told at level debug after an alarm; 0 for none", 5)
     keep_checkpoints: int = _option("records", "newest checkpoints that stay on disk", 3)
     checkpoint_s: float = _option("records", "least seconds between two checkpoints; 0 saves after every round", 10.0)
+    require_complete: bool = _option(
+        "records", "stop at the next boundary once the log has lost an event, and save nothing that counts it", False
+    )
 
     def __post_init__(self) -> None:
         for name, allowed in RANGES.items():
@@ -162,14 +166,14 @@ class TrainingConfig:
         get_mode(self.reward_mode)
         self._check_together()
 
-    def telemetry(self, *, require_complete: bool = False) -> TelemetryConfig:
+    def telemetry(self) -> TelemetryConfig:
         """How much the run tells."""
         return TelemetryConfig(
             level=TelemetryLevel[self.level.upper()],
             exporters=self.exporters,
             escalate_on_anomaly=self.escalation_epochs > 0,
             escalation_epochs=max(1, self.escalation_epochs),
-            require_complete=require_complete,
+            require_complete=self.require_complete,
         )
 
     def _check_together(self) -> None:
@@ -188,6 +192,8 @@ class TrainingConfig:
             raise ValueError(f"calibration_runs must be 0 (none) or at least 5, got {self.calibration_runs}")
         if get_mode(self.reward_mode).needs_reference and self.calibration_runs == 0:
             raise ValueError(f"reward_mode={self.reward_mode} needs a calibrated scale. Raise --calibration-runs to 5")
+        if self.require_complete and self.level == "off":
+            raise ValueError("require_complete asks for a complete log, but level=off keeps none. Drop one of the two")
         if len(self.op_prior) != len(OPS):
             raise ValueError(f"op_prior must have {len(OPS)} logits, got {len(self.op_prior)}")
 

@@ -40,8 +40,8 @@ class CheckpointKeeper:
         log: Told of every save, and made durable before it.
         attempt: How often the run was resumed.
         resumed_from: Index of the checkpoint it goes on from; None for a new run.
-        config: How many to keep and how often to save.
-        require_complete: True to save nothing once the log has lost an event, so that a resume repeats what is lost.
+        config: How many to keep, how often to save, and whether the log has to be complete: if so, nothing is saved
+            once it has lost an event, so that a resume repeats what is lost.
         clock: Seconds; does not go back.
     """
 
@@ -53,12 +53,11 @@ class CheckpointKeeper:
         attempt: int,
         resumed_from: int | None,
         config: TrainingConfig,
-        require_complete: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._log = run, log
         self._attempt, self._resumed_from = attempt, resumed_from
-        self._config, self._require_complete = config, require_complete
+        self._config = config
         self._clock = clock
         self._warned = self._withheld = False
         self._retention = Retention(last=config.keep_checkpoints)
@@ -130,7 +129,7 @@ class CheckpointKeeper:
         """Why the log does not allow a save; None if it does."""
         if not self._log.flush(FLUSH_TIMEOUT_S, fsync=True):
             return "the event log cannot be made durable"
-        if self._require_complete and self._log.health().num_dropped:
+        if self._config.require_complete and self._log.health().num_dropped:
             return "the event log has lost events, and this run needs them all"
         return None
 

@@ -102,6 +102,7 @@ class RunRecorder:
         self._has_workers: bool
         self._num_rows: int
         self._trainer: VectorizedPPOTrainer
+        self._looks: PolicyReads
         self._round_idx = 0
         self.telling_total_s = 0.0
         """CPU time of the training thread in here, for benchmarks."""
@@ -112,7 +113,7 @@ class RunRecorder:
         self, trainer: VectorizedPPOTrainer, task: TaskSpec, data: Dataset, layout: HostLayout, workers: tuple[str, int]
     ) -> None:
         """The run begins."""
-        self._trainer, config = trainer, trainer.config
+        self._trainer, self._looks, config = trainer, self._reads(trainer), trainer.config
         self._has_workers, self._num_rows = workers[0] == "process", len(data.train)
         self._log = RunLog(self._hub, self._telemetry, task, layout, num_rounds=config.rounds, outbox=trainer.pool)
         if self._origin.log_state is not None:
@@ -143,7 +144,7 @@ class RunRecorder:
         started = time.thread_time()
         done = max(report.epochs_done for report in facts.after.reports)
         self._hub.progress("play", round=self._round_idx, epoch=done)
-        self._log.step(facts)
+        self._log.step(facts, self._looks)
         self._count(started)
         self._display.step(facts)
 
@@ -153,7 +154,7 @@ class RunRecorder:
         """The round is complete and counted."""
         profile, started = self._profile(summary, episodes), time.thread_time()
         self._telling_s = 0.0  # telling a round is part of the next one's profile, as saving it is
-        self._log.round_ends(summary, metrics, episodes, profile, self._reads(self._trainer))
+        self._log.round_ends(summary, metrics, episodes, profile, self._looks)
         self._count(started)
         self._display.round(summary, episodes)
 

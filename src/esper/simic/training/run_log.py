@@ -12,12 +12,14 @@ from esper.leyline import (
     HostLayout,
     LayerGradientStats,
     ProfileMeasured,
+    SeenByPolicy,
     TelemetryEventType,
     TelemetryLevel,
     lr_factor,
 )
 from esper.nissa import Hub
 from esper.runtime.tasks import TaskSpec
+from esper.simic.agent.ppo import Decision as AgentDecision
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import StepFacts
 from esper.simic.telemetry.anomaly_detector import (
@@ -63,6 +65,9 @@ PRIMARY_TERMS = frozenset({"terminal", "size", "rollback"})
 
 class PolicyReads(Protocol):
     """A closer look at the policy, which costs something."""
+
+    def seen(self, facts: StepFacts, envs: Sequence[int]) -> dict[int, SeenByPolicy]:
+        """How unusual what it decided on was, by position of the env; empty for a fixed controller."""
 
     def layers(self) -> Sequence[LayerGradientStats] | None:
         """Its gradients, by layer; None if the last update had none."""
@@ -117,17 +122,28 @@ class RunLog:
         first = [EnvContext(round=round_idx, episode=round_idx, env=env, epoch=0) for env in range(num_envs)]
         apply_slot_telemetry(self._outbox, self._escalation, first)
 
-    def step(self, facts: StepFacts) -> None:
-        """All envs finished a step; each is told whole before the next. Envs that sat it out are not told."""
+    def step(self, facts: StepFacts, reads: PolicyReads) -> None:
+        """All envs finished a step; each is told whole before the next. Envs that sat it out are not told.
+
+        Args:
+            facts: The step.
+            reads: A closer look at the policy; asked at level DEBUG only.
+        """
         decisions = (
             None
             if facts.decision is None or T.ACTION_TAKEN not in self._outbox.wanted
-            else decision_records(facts.decision, facts.specs, self._layout, self._outbox.closer)
+            else self._decisions(facts, facts.decision, reads)
         )
         for env, account in enumerate(facts.accounts):
             if account is not None:
                 self._env_step(facts, env, account, None if decisions is None else decisions[env])
         apply_slot_telemetry(self._outbox, self._escalation, map(self._context, facts.after.reports))
+
+    def _decisions(self, facts: StepFacts, decision: AgentDecision, reads: PolicyReads) -> list[Decision]:
+        """What the agent knew when it chose, for every env."""
+        closer = [env for env, spec in enumerate(facts.specs) if spec.env_id in self._outbox.closer]
+        seen = reads.seen(facts, closer) if closer else {}
+        return decision_records(decision, facts.specs, self._layout, closer, seen)
 
     def _env_step(self, facts: StepFacts, env: int, account: StepAccount, decision: Decision | None) -> None:
         before, report = facts.before.reports[env], facts.after.reports[env]

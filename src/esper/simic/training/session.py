@@ -26,7 +26,6 @@ from esper.nissa import Hub, TelemetryHub
 from esper.nissa.files import free_bytes
 from esper.nissa.segments import read_manifest
 from esper.simic.telemetry.opening import open_hub
-from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training import storage
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
@@ -56,9 +55,6 @@ class Start:
     rejected: tuple[Rejection, ...] = ()
     group: str = DEFAULT_GROUP
     """Cohort of the run, as its log tells it."""
-    require_complete: bool = False
-    """End the run at the next boundary as soon as its log lacks anything, and save nothing that counts the loss, as
-    comparisons want."""
 
     @property
     def rounds_done(self) -> int:
@@ -87,12 +83,7 @@ class Finish:
 
 
 def start_new(
-    config: TrainingConfig,
-    runs_dir: Path,
-    run_id: str | None = None,
-    *,
-    group: str = DEFAULT_GROUP,
-    require_complete: bool = False,
+    config: TrainingConfig, runs_dir: Path, run_id: str | None = None, *, group: str = DEFAULT_GROUP
 ) -> Start:
     """Makes the directory of a new run.
 
@@ -101,7 +92,6 @@ def start_new(
         runs_dir: Folder of run directories.
         run_id: Its name; None for date, time and chance.
         group: Cohort of the run.
-        require_complete: True to end it as soon as its log lacks anything.
 
     Raises:
         ValueError: The name is not allowed or taken.
@@ -113,16 +103,15 @@ def start_new(
         storage.write_bytes(path, config.to_json().encode())
     except OSError as error:
         raise StorageError(str(path), error, needed_bytes=None, free_bytes=free_bytes(run.path)) from error
-    return Start(run=run, config=config, group=group, require_complete=require_complete)
+    return Start(run=run, config=config, group=group)
 
 
-def start_again(path: Path, changes: Mapping[str, Any], *, require_complete: bool = False) -> Start:
+def start_again(path: Path, changes: Mapping[str, Any]) -> Start:
     """Finds the newest valid checkpoint of a run.
 
     Args:
         path: The run directory.
         changes: Fields that are to differ from the run's own configuration.
-        require_complete: True to end it as soon as its log lacks anything.
 
     Raises:
         ValueError: There is no such run, or a change would make it another run.
@@ -146,7 +135,6 @@ def start_again(path: Path, changes: Mapping[str, Any], *, require_complete: boo
         checkpoint=checkpoint,
         rejected=rejected,
         group=DEFAULT_GROUP if manifest is None else manifest.group,
-        require_complete=require_complete,
     )
 
 
@@ -248,15 +236,10 @@ def _check_still_newest(start: Start) -> None:
         )
 
 
-def telemetry_config(start: Start) -> TelemetryConfig:
-    """How much the run tells."""
-    return start.config.telemetry(require_complete=start.require_complete)
-
-
 def _open_hub(start: Start) -> tuple[int, Hub]:
     """The number of this sitting, and its log."""
     hub = open_hub(
-        telemetry_config(start),
+        start.config.telemetry(),
         start.run.path,
         run_id=start.run.run_id,
         first_seq=start.next_seq,
@@ -276,7 +259,6 @@ def _keeper(start: Start, attempt: int, hub: Hub) -> CheckpointKeeper:
         attempt=attempt,
         resumed_from=None if start.checkpoint is None else start.checkpoint.index,
         config=start.config,
-        require_complete=start.require_complete,
     )
 
 
@@ -289,7 +271,7 @@ def _recorder(start: Start, display: Display, keeper: CheckpointKeeper, hub: Hub
     )
     return RunRecorder(
         hub,
-        telemetry_config(start),
+        start.config.telemetry(),
         keeper=keeper,
         display=display,
         origin=origin,

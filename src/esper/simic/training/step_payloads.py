@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import compress
+from operator import itemgetter
 from typing import Literal, cast
+
+import torch
+from torch import Tensor
 
 from esper.leyline import (
     BLENDS,
@@ -14,16 +19,26 @@ from esper.leyline import (
     EpisodeCompleted,
     HeadDecision,
     HostLayout,
+    SeenByPolicy,
     heads_used_by,
 )
+from esper.simic.agent.health import OUTLIER
 from esper.simic.agent.ppo import Decision
+from esper.simic.control.normalization import OBSERVATION_LIMIT
 from esper.simic.telemetry.records import Decision as DecisionRecord
-from esper.simic.telemetry.records import brief
+from esper.simic.telemetry.records import brief, brief_or_none
 from esper.simic.training.accounts import EpisodeStats
+from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
+
+NOTHING_SEEN: Mapping[int, SeenByPolicy] = {}
 
 
 def decision_records(
-    decision: Decision, specs: Sequence[ActionSpec], layout: HostLayout, closer: Container[int]
+    decision: Decision,
+    specs: Sequence[ActionSpec],
+    layout: HostLayout,
+    closer: Sequence[int] = (),
+    seen: Mapping[int, SeenByPolicy] = NOTHING_SEEN,
 ) -> list[DecisionRecord]:
     """What the agent knew when it chose, for every env. Tensors are read once for all of them.
 
@@ -31,7 +46,8 @@ def decision_records(
         decision: The agent's.
         specs: What it means, one per env.
         layout: Names of slots and blueprints.
-        closer: Envs of which all probabilities are told.
+        closer: Positions of envs of which all probabilities are told.
+        seen: What some of them decided on, by position.
     """
     rows = zip(
         specs,
@@ -41,9 +57,33 @@ def decision_records(
         decision.values_N.tolist(),
         strict=True,
     )
-    looked = [env for env, spec in enumerate(specs) if spec.env_id in closer]
-    probs = dict(zip(looked, _probs(decision, looked, layout), strict=True)) if looked else {}
-    return [_decision(*row, probs.get(env, {})) for env, row in enumerate(rows)]
+    probs = dict(zip(closer, _probs(decision, closer, layout), strict=True)) if closer else {}
+    return [_decision(*row, probs.get(env, {}), seen.get(env)) for env, row in enumerate(rows)]
+
+
+def seen_by_policy(
+    far_ND: Tensor, far_NSF: Tensor, envs: Sequence[int], slot_ids: Sequence[str]
+) -> dict[int, SeenByPolicy]:
+    """How unusual the observations of some envs were, by position; from deviations per env and column."""
+    names = [column.name for column in GLOBAL_COLUMNS]
+    names += [f"{slot_id}.{column.name}" for slot_id in slot_ids for column in SLOT_COLUMNS]
+    told = [column.normalised for column in (*GLOBAL_COLUMNS, *(SLOT_COLUMNS * len(slot_ids)))]
+    far_NC = torch.cat([far_ND, far_NSF.flatten(1)], dim=1)
+    rows = far_NC[list(envs)].tolist()  # sync: at level DEBUG only
+    return {env: _seen(list(compress(zip(names, row, strict=True), told))) for env, row in zip(envs, rows, strict=True)}
+
+
+def _seen(columns: Sequence[tuple[str, float]]) -> SeenByPolicy:
+    odd = [name for name, far in columns if not math.isfinite(far)]
+    finite = [column for column in columns if math.isfinite(column[1])]
+    farthest, worst = max(finite, key=itemgetter(1), default=("", None))
+    return SeenByPolicy(
+        outlier_share=brief(sum(far > OUTLIER for _, far in columns) / len(columns)),
+        clipped_share=brief(sum(far > OBSERVATION_LIMIT for _, far in columns) / len(columns)),
+        num_nonfinite=len(odd),
+        max_deviation=brief_or_none(worst),
+        worst_column=odd[0] if odd else farthest,
+    )
 
 
 def _probs(decision: Decision, envs: Sequence[int], layout: HostLayout) -> list[dict[str, dict[str, float]]]:
@@ -64,6 +104,7 @@ def _decision(
     num_legal: list[int],
     value: float,
     probs: Mapping[str, Mapping[str, float]],
+    seen: SeenByPolicy | None,
 ) -> DecisionRecord:
     used = [(head, row) for row, head in enumerate(HEAD_NAMES) if num_legal[row] > 1 and head in heads_used_by(spec.op)]
     heads = {
@@ -79,6 +120,7 @@ def _decision(
         value=brief(value),
         log_prob=brief(math.fsum(log_probs)),
         heads=heads,
+        seen=seen,
     )
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from esper.leyline import AnomalyDebug, BatchSummary, HostLayout, LayerGradientStats, TelemetryLevel
+from esper.leyline import AnomalyDebug, BatchSummary, HostLayout, LayerGradientStats, SeenByPolicy, TelemetryLevel
 from esper.nissa import TelemetryHub, get_hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import FixedClient, SimicClient, network_shape
+from esper.simic.client import FixedClient, SimicClient, StepFacts, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Calibration, default_gamma
 from esper.simic.telemetry.debug_telemetry import (
@@ -31,6 +31,7 @@ from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
 from esper.simic.training.run_state import RunState
+from esper.simic.training.step_payloads import seen_by_policy
 from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
 from esper.tamiyo.controllers import CONTROLLERS, ControllerEntry, make_controller
 from esper.tamiyo.features import FeatureContext
@@ -84,6 +85,14 @@ class AgentReads:
     def __init__(self, trainer: VectorizedPPOTrainer) -> None:
         self._client = trainer.client
 
+    def seen(self, facts: StepFacts, envs: Sequence[int]) -> dict[int, SeenByPolicy]:
+        """How unusual what the policy decided on was."""
+        if facts.observation is None:
+            return {}
+        client = self._learner()
+        far_ND, far_NSF = client.agent.deviations(facts.observation)
+        return seen_by_policy(far_ND, far_NSF, envs, client.context.layout.slot_ids)
+
     def layers(self) -> list[LayerGradientStats] | None:
         """The gradients of the last minibatch, by layer; None if the update looked at none: what lies there is old."""
         agent = self._agent()
@@ -101,8 +110,11 @@ class AgentReads:
         )
 
     def _agent(self) -> PPOAgent:
-        assert isinstance(self._client, SimicClient), "a fixed controller has no update to look at"
-        return self._client.agent
+        return self._learner().agent
+
+    def _learner(self) -> SimicClient:
+        assert isinstance(self._client, SimicClient), "there is nothing to look at in a fixed controller"
+        return self._client
 
 
 @contextmanager
