@@ -11,10 +11,10 @@ import pytest
 from esper.karn.integrity import check_run
 from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE
 from esper.nissa.jsonl import LogFile
-from esper.scripts import train_display
 from esper.scripts.cli import main
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.recorder import RunRecorder
 from tests.integration.kills import lines
 from tests.integration.losses import lose_one
 
@@ -38,16 +38,16 @@ def at_step(monkeypatch):
 
     def send(number, signum):
         steps = 0
-        show = train_display.TrainingDisplay.step
+        note = RunRecorder.step
 
         def step(self, facts):
             nonlocal steps
             steps += 1
-            show(self, facts)
+            note(self, facts)
             if steps == number:
                 os.kill(os.getpid(), signum)
 
-        monkeypatch.setattr(train_display.TrainingDisplay, "step", step)
+        monkeypatch.setattr(RunRecorder, "step", step)
 
     return send
 

@@ -26,8 +26,9 @@ class Listener:
     def start(self) -> None:
         self.calls.append("start")
 
-    def write(self, line: LoggedEvent) -> None:
+    def write(self, line: LoggedEvent) -> bool:
         self.heard.append(line.seq)
+        return True
 
     def flush(self) -> None:
         self.calls.append("flush")
@@ -41,10 +42,10 @@ class Raising(Listener):
         super().__init__("raising")
         self.fail_on = fail_on
 
-    def write(self, line: LoggedEvent) -> None:
+    def write(self, line: LoggedEvent) -> bool:
         if line.seq in self.fail_on:
             raise RuntimeError("no server")
-        super().write(line)
+        return super().write(line)
 
 
 class Hanging(Listener):
@@ -52,8 +53,8 @@ class Hanging(Listener):
         super().__init__("hanging")
         self.release = threading.Event()
 
-    def write(self, line: LoggedEvent) -> None:
-        self.release.wait(60)
+    def write(self, line: LoggedEvent) -> bool:
+        return self.release.wait(60)
 
 
 def test_a_listener_hears_everything_in_order_and_is_closed(tmp_path: Path) -> None:
@@ -83,6 +84,34 @@ def test_three_errors_in_a_row_switch_a_listener_off_once(tmp_path: Path, capsys
     assert report.backends["raising"].num_taken == 5
     assert report.backends["raising"].num_lost == 15
     assert capsys.readouterr().err.count("raising is switched off (RuntimeError: no server)") == 1
+
+
+def test_a_listener_that_wants_to_leave_the_process_is_switched_off(tmp_path: Path) -> None:
+    class Leaving(Listener):
+        def write(self, line: LoggedEvent) -> bool:
+            raise SystemExit(1)
+
+    with open_hub(tmp_path, backends=(Leaving("leaving"),)) as hub:
+        for tag in range(5):
+            hub.emit(trend(tag))
+    report = hub.close()
+    assert report.complete
+    assert report.backends["leaving"].state == "failed"
+
+
+def test_a_listener_may_ask_how_far_a_round_is(tmp_path: Path) -> None:
+    class Watcher(Listener):
+        def tick(self, round: int, epoch: int) -> None:
+            self.calls.append(f"{round}.{epoch}")
+
+    watcher = Watcher()
+    with open_hub(tmp_path, backends=(watcher, Listener("other"))) as hub:
+        for epoch in range(3):
+            hub.progress("play", round=2, epoch=epoch)
+            hub.flush(10)
+            wait_for(lambda epoch=epoch: f"2.{epoch}" in watcher.calls)  # type: ignore[misc]
+        hub.progress("save", round=3)
+    assert [call for call in watcher.calls if "." in call] == ["2.0", "2.1", "2.2"]
 
 
 def test_single_errors_are_forgiven(tmp_path: Path) -> None:

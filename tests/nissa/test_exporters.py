@@ -131,6 +131,28 @@ class StubLibrary(ModuleType):
         self.calls.append(("finish", None))
 
 
+def test_an_exporter_that_fails_on_every_round_is_told_at_once_and_switched_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Between two rounds it takes many events that ask nothing of it; they are no sign that it works."""
+
+    class Refusing(StubLibrary):
+        def log(self, row: dict[str, float], **options: Any) -> None:
+            raise ConnectionError("no quota")
+
+    monkeypatch.setitem(sys.modules, "wandb", Refusing("wandb"))
+    backend = WandbBackend("wandb", project="esper", run_id="r1", config={})
+    with open_hub(tmp_path, backends=(backend,)) as hub:
+        for event in log_of(6):
+            hub.emit(event)
+            assert hub.flush(10)
+    report = hub.close().backends["wandb"]
+    assert (report.state, report.error) == ("failed", "ConnectionError: no quota")
+    told = capsys.readouterr().err
+    assert told.count("wandb failed (ConnectionError: no quota) and is tried again") == 1
+    assert told.count("wandb is switched off") == 1
+
+
 @pytest.mark.parametrize("library", ["wandb", "trackio"])
 def test_one_row_per_round_with_the_env_steps_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Any

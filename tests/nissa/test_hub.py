@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from esper.leyline import RunStatus, Severity
 from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
-from esper.nissa import NULL_HUB, TelemetryHub, begin_attempt, get_hub, set_hub
+from esper.nissa import NULL_HUB, NullHub, TelemetryHub, begin_attempt, get_hub, set_hub
 from esper.nissa import hub as hub_module
 from tests.nissa.events import ended, open_hub, read_lines, trend, unexplained
+from tests.nissa.test_backends import Listener
 
 
 def stall(hub: TelemetryHub) -> threading.Event:
@@ -124,6 +125,21 @@ def test_a_breach_raises_in_strict_mode_and_is_counted_otherwise(
     assert [line["data"]["reason"] for line in read_lines(tmp_path / "lax" / EVENTS_FILE)] == ["invalid"]
 
 
+def test_a_flush_explains_what_only_the_writer_found_to_be_unusable(tmp_path: Path) -> None:
+    """A checkpoint that is taken now must not count an event whose loss nothing on disk explains."""
+    unwritable = ended()
+    object.__setattr__(unwritable.data, "error_type", object())
+    hub = open_hub(tmp_path)
+    for event in (trend(), unwritable, trend()):
+        hub.emit(event)
+    assert hub.flush(10, fsync=True)
+    next_seq, lines = hub.next_seq, read_lines(tmp_path / EVENTS_FILE)
+    hub.close()
+    assert [line["type"] for line in lines] == ["TREND_DETECTED", "TREND_DETECTED", "EVENTS_DROPPED"]
+    assert next_seq == 4
+    assert not unexplained(lines, next_seq)
+
+
 def test_close_is_idempotent_and_health_outlives_it(tmp_path: Path) -> None:
     hub = open_hub(tmp_path)
     hub.emit(trend())
@@ -221,6 +237,33 @@ def test_without_a_log_only_what_is_urgent_is_told(capsys: pytest.CaptureFixture
         assert get_hub() is hub
         set_hub(None)
     assert get_hub() is NULL_HUB
+
+
+def test_without_a_log_listeners_are_told_and_words_on_stderr_are_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    listener = Listener()
+    with NullHub(next_seq=7, backends=(listener,)) as hub:
+        hub.emit(ended(severity=Severity.ERROR))
+        hub.emit(trend())
+        assert hub.next_seq == 7, "nothing is written, so no number is used"
+    assert listener.heard == [0, 1]
+    assert hub.close().backends["listener"].state == "closed"
+    assert capsys.readouterr().err == ""
+
+
+def test_must_events_that_pile_up_before_a_writer_that_never_returns_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.nissa.hub.MAX_HELD", 10)
+    hub = open_hub(tmp_path, queue_capacity=2)
+    release = stall(hub)
+    for _ in range(8):
+        hub.emit(ended())
+    assert not hub.health().must_stop
+    for _ in range(8):
+        hub.emit(ended())
+    assert hub.health().must_stop
+    release.set()
+    hub.close()
 
 
 def test_many_threads_may_emit(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, EVENTS_FILE, MANIFEST_FILE, STATUS_FILE
-from esper.scripts import train_display
 from esper.scripts.cli import main
 from esper.simic.training import session
+from esper.simic.training.recorder import RunRecorder
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1"]
 
@@ -229,7 +229,7 @@ def test_a_stop_in_the_first_round_shows_the_way_on(tmp_path, monkeypatch, capsy
     def step(self, facts):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(train_display.TrainingDisplay, "step", step)
+    monkeypatch.setattr(RunRecorder, "step", step)
     with pytest.raises(SystemExit) as caught:
         train(*SMOKE, "--runs", tmp_path, "--run-id", "a")
     assert caught.value.code == 143

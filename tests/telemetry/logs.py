@@ -10,7 +10,7 @@ import torch
 from esper.leyline import TelemetryLevel
 from esper.nissa import TelemetryHub, begin_attempt
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
+from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.run_state import STATE_FILE, run_files
 from esper.simic.training.vectorized import AgentReads, open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop, VectorizedPPOTrainer
@@ -26,7 +26,7 @@ def open_log(folder: Path, **options) -> TelemetryHub:
 def run_with(hub, config, level: TelemetryLevel, *, keep=None, **telemetry):
     """Trains, and returns what must not depend on telemetry."""
     chosen = TelemetryConfig(level=level, **telemetry)
-    recorder = RunRecorder(hub, chosen, keeper=None, display=NoDisplay(), origin=Origin(), reads=AgentReads)
+    recorder = RunRecorder(hub, chosen, keeper=None, origin=Origin(), reads=AgentReads)
     seed_generators()
     with open_trainer(config, recorder, NeverStop()) as trainer:
         trainer.run()

@@ -14,7 +14,6 @@ from esper.simic.client import SimicClient
 from esper.simic.rewards import suspicion
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.recorder import NoDisplay
 from esper.simic.training.session import Seat, Start, sitting, start_again, start_new
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY
@@ -29,7 +28,7 @@ def sit(start: Start, **telemetry: object) -> Seat:
     with pytest.MonkeyPatch.context() as patch:
         changes = {"strict": True, **telemetry}
         patch.setattr(TrainingConfig, "telemetry", lambda given: replace(original(given), **changes))
-        with sitting(start, NeverStop(), NoDisplay()) as seat:
+        with sitting(start, NeverStop()) as seat:
             seat.trainer.run()
     return seat
 

@@ -1,5 +1,6 @@
 """The log of a real run: exact counts, figures that agree with the trainer's, identities between events."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -175,6 +176,17 @@ def test_a_closer_look_describes_gradients_observations_and_all_probabilities(tm
             assert sum(head["probs"].values()) == pytest.approx(1.0, abs=1e-5)
             assert head["probs"][chosen[name]] == pytest.approx(head["prob_share"], rel=1e-5)
     assert num_heads > 20
+
+
+def test_gradients_are_told_as_they_were_before_clipping(tmp_path):
+    """Clipped ones would never look large. With one minibatch, the layers' norms are those of the whole update."""
+    clipped = replace(RUN, ppo_epochs=1, minibatches=1, max_grad_norm=1e-3)
+    with open_log(tmp_path, strict=True) as hub:
+        run_with(hub, clipped, TelemetryLevel.DEBUG, escalate_on_anomaly=False)
+    for event in events_of(tmp_path, "PPO_UPDATE_COMPLETED"):
+        whole = math.sqrt(sum(layer["norm"] ** 2 for layer in event["data"]["layers"]))
+        assert whole == pytest.approx(event["data"]["grad"]["norm_mean"], rel=1e-4)
+        assert whole > 0.01
 
 
 def test_an_alarm_of_one_env_brings_a_closer_look_at_that_env_alone(tmp_path, monkeypatch):

@@ -321,3 +321,19 @@ def test_state_that_does_not_fit_changes_nothing(change: object, message: str) -
     with pytest.raises(ValueError, match=message):
         optimizer.load_named_state(change(optimizer.named_state()))  # type: ignore[operator]
     assert state_bits(optimizer) == before
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_gradients_can_be_told_as_they_were_before_clipping(scale: float) -> None:
+    host, seed = group("host", 5, 3), group("seed", 4, rng_seed=2)
+    optimizer = GrowingOptimizer(SGD, {"host": host, "r0c0": seed}, clip_norm=1.0)
+    give_gradients(host, 1, scale)
+    give_gradients(seed, 2)
+    before = {p: p.grad.clone() for p in (*host.values(), *seed.values()) if p.grad is not None}
+    optimizer.step()
+    left = optimizer.left_of_gradients()
+    assert left.keys() == before.keys()
+    for param, grad in before.items():
+        assert param.grad is not None
+        assert torch.allclose(param.grad / left[param], grad, rtol=1e-5)
+    assert bool(left[host["host.0"]] < 1.0) == (scale > 1.0)

@@ -17,7 +17,7 @@ MAX_ENVS = 16
 MAX_NOTES = 8
 SPARK_WIDTH = 24
 _BARS = "▁▂▃▄▅▆▇█"
-_STYLES = {
+STYLES = {
     Severity.DEBUG: "dim",
     Severity.INFO: "green",
     Severity.WARNING: "yellow",
@@ -69,7 +69,7 @@ def _verdict(found: Verdict) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right", no_wrap=True)
     table.add_column()
-    table.add_row("now", Text(clean(found.headline), style=_STYLES[found.severity]))
+    table.add_row("now", Text(clean(found.headline), style=STYLES[found.severity]))
     table.add_row("why", Text(clean(found.why)))
     table.add_row("next", Text(clean(found.next)))
     for other in found.findings[1:]:
@@ -79,7 +79,7 @@ def _verdict(found: Verdict) -> RenderableType:
 
 
 def _other(finding: Finding) -> Text:
-    text = Text(clean(finding.headline), style=_STYLES[finding.severity])
+    text = Text(clean(finding.headline), style=STYLES[finding.severity])
     text.append(clean(f"  [{finding.why}]"), style="dim")
     return text
 
@@ -190,7 +190,7 @@ def _note(event: LoggedEvent) -> Text:
         f" {name} {value}" for name, value in (("round", event.round), ("env", event.env)) if value is not None
     )
     text = Text(f"{event.seq:>8} ", style="dim")
-    text.append(clean(f"{event.type.value}{where}: {describe(event.data)}"), style=_STYLES[event.severity])
+    text.append(clean(f"{event.type.value}{where}: {describe(event.data)}"), style=STYLES[event.severity])
     return text
 
 

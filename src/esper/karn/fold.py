@@ -41,7 +41,7 @@ MAX_NOTES = 100
 """Safety notes kept, the newest ones."""
 
 P = TypeVar("P")
-_ATTENTION = frozenset({Severity.WARNING, Severity.ERROR, Severity.CRITICAL})
+ATTENTION = frozenset({Severity.WARNING, Severity.ERROR, Severity.CRITICAL})
 _NO_YIELD = BlueprintYield(num_germinated=0, num_fossilized=0, num_pruned=0, sum_contribution_pp=0.0, num_measured=0)
 
 
@@ -58,7 +58,7 @@ def fold(view: RunView, item: LogItem) -> RunView:
         log = view.log
         return replace(view, log=replace(log, num_bad=log.num_bad + 1, first_bad=log.first_bad or item))
     view = _FOLDS.get(item.type, _unchanged)(_logged(view, item), item, item.data)
-    if item.severity in _ATTENTION:
+    if item.severity in ATTENTION:
         notes = (*view.safety.notes[-MAX_NOTES + 1 :], item)
         view = replace(view, safety=replace(view.safety, notes=notes))
     return view

@@ -72,7 +72,7 @@ class EpochCompleted:
     train_ms: float
     val_ms: float
     debug: tuple[LayerGradientStats, ...] | None
-    """Gradients of host and seeds in the last batch, tensor by tensor, at level DEBUG."""
+    """Gradients of host and seeds in the last batch before clipping, tensor by tensor, at level DEBUG."""
 
 
 @record

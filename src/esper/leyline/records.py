@@ -163,7 +163,7 @@ class EpochReport:
     train_ms: float
     val_ms: float
     gradients: tuple[LayerGradientStats, ...] | None = None
-    """Of host and seeds in the last batch, clipped; None where nobody asked. For the log: no controller may read it."""
+    """Of host and seeds in the last batch, before clipping; None where nobody asked. No controller may read it."""
 
     @property
     def epochs_done(self) -> int:

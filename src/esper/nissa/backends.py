@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from esper.leyline import LoggedEvent, record
 
@@ -29,14 +29,22 @@ class Backend(Protocol):
     def start(self) -> None:
         """Opens what it needs. An exception here, or not returning, stops the run before training begins."""
 
-    def write(self, line: LoggedEvent) -> None:
-        """Takes one event."""
+    def write(self, line: LoggedEvent) -> bool:
+        """Takes one event; False if it was none of the listener's business, which is no sign that it works."""
 
     def flush(self) -> None:
         """Shows or stores what it may have kept back."""
 
     def close(self) -> None:
         """Ends in good order."""
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A listener that also wants to know how far a round has come."""
+
+    def tick(self, round: int, epoch: int) -> None:
+        """Told the newest position now and then; those between are left out."""
 
 
 @record
@@ -71,6 +79,7 @@ class BackendLane:
         self._complain = complain
         self._wake = threading.Condition()
         self._flush_wanted = self._closing = False
+        self._position: tuple[int, int] | None = None
         self._busy_since: float | None = None
         self._state: State = "running"
         self._error: str | None = None
@@ -88,6 +97,13 @@ class BackendLane:
             self._queue.extend(batch[:room])
             self._num_lost += max(0, len(batch) - room)
             self._wake.notify()
+
+    def tick(self, position: tuple[int, int]) -> None:
+        """Offers the newest position to a listener that wants it."""
+        if isinstance(self.backend, Watching):
+            with self._wake:
+                self._position = position
+                self._wake.notify()
 
     def ask_flush(self) -> None:
         """Asks without waiting."""
@@ -139,42 +155,61 @@ class BackendLane:
         finally:
             self._started.set()
         while self._state == "running":
-            line, flush, closing = self._next()
-            if line is not None:
-                taken = self._call(partial(self.backend.write, line))
-                self._num_taken += taken
-                self._num_lost += not taken
-            if flush:
-                self._call(self.backend.flush)
-            if closing and self._state == "running":
-                self._call(self.backend.close)
-                with self._wake:
-                    self._state = "closed" if self._state == "running" else self._state
+            for act in self._next():
+                act()
 
-    def _next(self) -> tuple[LoggedEvent | None, bool, bool]:
-        """The next thing to do: events first, then a flush, then the end."""
+    def _next(self) -> tuple[Callable[[], None], ...]:
+        """The next thing to do: an event first, then the position, then a flush, then the end."""
         with self._wake:
-            while not (self._queue or self._flush_wanted or self._closing):
+            while not (self._queue or self._position or self._flush_wanted or self._closing):
                 self._wake.wait()
             if self._queue:
-                return self._queue.popleft(), False, False
+                return (partial(self._write, self._queue.popleft()),)
+            position, self._position = self._position, None
             flush, self._flush_wanted = self._flush_wanted, False
-            return None, flush, self._closing
+        tick = () if position is None else (partial(self._tick, *position),)
+        return (*tick, *((self._flush,) if flush else ()), *((self._end,) if self._closing else ()))
 
-    def _call(self, act: Callable[[], None]) -> bool:
+    def _write(self, line: LoggedEvent) -> None:
+        taken = self._call(partial(self.backend.write, line))
+        self._num_taken += taken
+        self._num_lost += not taken
+
+    def _tick(self, round_idx: int, epoch: int) -> None:
+        assert isinstance(self.backend, Watching)
+        self._call(partial(self.backend.tick, round_idx, epoch))
+
+    def _flush(self) -> None:
+        self._call(self.backend.flush)
+
+    def _end(self) -> None:
+        if self._state != "running":
+            return
+        self._call(self.backend.close)
+        with self._wake:
+            self._state = "closed" if self._state == "running" else self._state
+
+    def _call(self, act: Callable[[], object]) -> bool:
+        """Whether a call came back without an error. Only one that was of use shows that the listener works."""
         self._busy_since = time.monotonic()
         try:
-            act()
-        except Exception as error:  # a listener may fail in any way without touching the run
-            self._error = f"{type(error).__name__}: {error}"
-            self._num_errors += 1
-            if self._num_errors >= MAX_ERRORS:
-                self._switch_off("failed", self._error)
+            used = act()
+        except (Exception, SystemExit) as error:  # a listener may fail in any way without touching the run
+            self._note(f"{type(error).__name__}: {error}")
             return False
         finally:
             self._busy_since = None
-        self._num_errors = 0
+        if used is True:
+            self._num_errors = 0
         return True
+
+    def _note(self, error: str) -> None:
+        self._error = error
+        self._num_errors += 1
+        if self._num_errors >= MAX_ERRORS:
+            self._switch_off("failed", error)
+        elif self._num_errors == 1:
+            self._complain(f"{self.backend.name} failed ({error}) and is tried again. The log has everything")
 
     def _switch_off(self, state: State, why: str) -> None:
         with self._wake:
@@ -183,3 +218,21 @@ class BackendLane:
             self._state, self._error = state, why
             self._wake.notify()
         self._complain(f"{self.backend.name} is switched off ({why}). The run goes on; the log has everything")
+
+
+def close_lanes(lanes: Sequence[BackendLane], deadline: float) -> None:
+    """Ends all listeners side by side, so that one that hangs takes no time from the others.
+
+    Args:
+        lanes: Ended ones are left alone.
+        deadline: On the monotonic clock.
+    """
+    for lane in lanes:
+        lane.ask_close()
+    for lane in lanes:
+        lane.close(deadline - time.monotonic())
+
+
+def reports_of(lanes: Sequence[BackendLane]) -> dict[str, BackendReport]:
+    """How each listener fares, by name."""
+    return {lane.backend.name: lane.report() for lane in lanes}

@@ -31,7 +31,7 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.rundir import DEFAULT_GROUP
-from esper.nissa.backends import Backend, BackendLane
+from esper.nissa.backends import Backend, BackendLane, close_lanes, reports_of
 from esper.nissa.codec import encode
 from esper.nissa.drops import Drops
 from esper.nissa.heartbeat import Heartbeat
@@ -113,13 +113,14 @@ class TelemetryHub:
         self._urgent = self._sync_wanted = self._flush_ok = self._closing = self._done = False
         self._crash: str | None = None
         self._writer_cpu_s = 0.0
+        self._position: tuple[int, int] | None = None
 
         self._lanes: list[BackendLane] = []
         try:
             for backend in backends:
                 self._lanes.append(BackendLane(backend, capacity=queue_capacity, hang_s=hang_s, complain=complain))
         except BaseException:
-            self._close_lanes(time.monotonic() + EXIT_TIMEOUT_S)
+            close_lanes(self._lanes, time.monotonic() + EXIT_TIMEOUT_S)
             log.close()
             raise
         self._thread = threading.Thread(target=self._run, name="esper-log", daemon=True)
@@ -152,8 +153,10 @@ class TelemetryHub:
             complain(f"an event is lost because it breaks the catalogue: {problem}")
 
     def progress(self, phase: str, *, round: int | None = None, epoch: int | None = None) -> None:
-        """Says that training moved on, for the heartbeat."""
+        """Says that training moved on, for the heartbeat and for listeners that want to know."""
         self._heartbeat.progress(phase, round, epoch)
+        if round is not None and epoch is not None:
+            self._position = round, epoch
 
     @property
     def next_seq(self) -> int:
@@ -186,7 +189,7 @@ class TelemetryHub:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        self._close_lanes(deadline)
+        close_lanes(self._lanes, deadline)
         atexit.unregister(self._close_at_exit)
         with self._changed:
             unwritten, dropped = len(self._queue) + self._writer.num_held, self._all_dropped()
@@ -199,13 +202,14 @@ class TelemetryHub:
                 num_late=self._num_late,
                 log_error=error,
                 complete=error is None and not unwritten and not dropped,
-                backends={lane.backend.name: lane.report() for lane in self._lanes},
+                backends=reports_of(self._lanes),
             )
 
     def health(self) -> HubHealth:
         """How the hub fares; works before and after `close`."""
         with self._changed:
             held, error, dropped = self._writer.num_held, self._log_error(), self._all_dropped()
+            waiting = held + len(self._queue)
             incomplete = bool(held or error or dropped)
             return HubHealth(
                 num_queued=len(self._queue),
@@ -213,9 +217,9 @@ class TelemetryHub:
                 num_held=held,
                 num_dropped=dropped,
                 log_error=error,
-                must_stop=held > MAX_HELD or self._crash is not None or (self._require_complete and incomplete),
+                must_stop=waiting > MAX_HELD or self._crash is not None or (self._require_complete and incomplete),
                 writer_cpu_ms=1000.0 * self._writer_cpu_s,
-                backends={lane.backend.name: lane.report() for lane in self._lanes},
+                backends=reports_of(self._lanes),
             )
 
     def __enter__(self) -> Self:
@@ -266,8 +270,9 @@ class TelemetryHub:
         self._writer.retry(now=flushing or closing)
         batch = self._take()
         self._writer.write(batch)
-        if closing and (rest := self._take()):  # explanations of what only the writer found to be unusable
+        if (closing or flushing) and (rest := self._take()):  # explanations of what only the writer found unusable
             self._writer.write(rest)
+            batch += rest
         self._feed(batch, flush=flushing)
         flushed = self._writer.sync() if sync else self._writer.error is None
         if closing:
@@ -296,27 +301,15 @@ class TelemetryHub:
         return seq, time.time(), mono, make_event(TelemetryEventType.EVENTS_DROPPED, gap, Severity.WARNING)
 
     def _stamp(self, seq: int, wall: float, mono: float, event: TelemetryEvent) -> LoggedEvent:
-        return LoggedEvent(
-            v=SCHEMA_VERSION,
-            run=self.run_id,
-            attempt=self.attempt,
-            seq=seq,
-            wall=round(wall, 6),
-            mono=round(mono, 6),
-            type=event.type,
-            severity=event.severity,
-            round=event.round,
-            episode=event.episode,
-            env=event.env,
-            epoch=event.epoch,
-            group=self.group,
-            data=event.data,
-        )
+        return stamp(event, run=self.run_id, attempt=self.attempt, group=self.group, seq=seq, wall=wall, mono=mono)
 
     def _feed(self, batch: list[LoggedEvent], *, flush: bool) -> None:
+        position, self._position = self._position, None
         for lane in self._lanes:
             lane.watch()
             lane.feed(batch)
+            if position is not None:
+                lane.tick(position)
             if flush:
                 lane.ask_flush()
 
@@ -337,15 +330,30 @@ class TelemetryHub:
     def _log_error(self) -> str | None:
         return self._crash or self._writer.error or self._writer.sync_error
 
-    def _close_lanes(self, deadline: float) -> None:
-        """Ends all listeners side by side, so that one that hangs takes no time from the others."""
-        for lane in self._lanes:
-            lane.ask_close()
-        for lane in self._lanes:
-            lane.close(deadline - time.monotonic())
-
     def _close_at_exit(self) -> None:
         self.close(EXIT_TIMEOUT_S)
+
+
+def stamp(
+    event: TelemetryEvent, *, run: str, attempt: int, group: str, seq: int, wall: float, mono: float
+) -> LoggedEvent:
+    """An event as a line of a log."""
+    return LoggedEvent(
+        v=SCHEMA_VERSION,
+        run=run,
+        attempt=attempt,
+        seq=seq,
+        wall=round(wall, 6),
+        mono=round(mono, 6),
+        type=event.type,
+        severity=event.severity,
+        round=event.round,
+        episode=event.episode,
+        env=event.env,
+        epoch=event.epoch,
+        group=group,
+        data=event.data,
+    )
 
 
 def _manifest_of(run_dir: Path, run_id: str, attempt: int) -> RunManifest:

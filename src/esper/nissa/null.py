@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
 from esper.leyline import TelemetryEvent
-from esper.nissa.hub import URGENT, TelemetryHub, complain
+from esper.nissa.backends import Backend, BackendLane, close_lanes, reports_of
+from esper.nissa.hub import EXIT_TIMEOUT_S, URGENT, TelemetryHub, complain, stamp
 from esper.nissa.reports import HubHealth, HubReport
+
+CAPACITY = 8192
+"""Events that may wait for a listener."""
 
 
 class Hub(Protocol):
@@ -40,34 +46,57 @@ class Hub(Protocol):
 
 
 class NullHub:
-    """Keeps nothing. Failures still reach the person at the terminal."""
+    """Keeps nothing. Whoever listens is still told; if nobody does, failures reach the person at the terminal.
 
-    next_seq = 0
+    Args:
+        next_seq: The number that the log has come to, for sittings with a log before and after this one.
+        backends: Listeners.
+        hang_s: Time after which a listener that does not return is switched off.
+    """
+
+    def __init__(self, *, next_seq: int = 0, backends: Sequence[Backend] = (), hang_s: float = 30.0) -> None:
+        self.next_seq = next_seq
+        self._started = time.monotonic()
+        self._num_told = 0
+        self._lanes = [
+            BackendLane(backend, capacity=CAPACITY, hang_s=hang_s, complain=complain) for backend in backends
+        ]
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Forgets the event, unless somebody should look."""
-        if event.severity in URGENT:
+        """Forgets the event once it is told."""
+        if self._lanes:
+            mono = time.monotonic() - self._started
+            line = stamp(event, run="", attempt=0, group="", seq=self._num_told, wall=time.time(), mono=mono)
+            self._num_told += 1
+            for lane in self._lanes:
+                lane.feed([line])
+        elif event.severity in URGENT:
             where = "" if event.env is None else f" in env {event.env}, episode {event.episode}, epoch {event.epoch}"
             complain(f"{event.severity.value}: {event.type.value}{where}: {event.data}")
 
     def progress(self, phase: str, *, round: int | None = None, epoch: int | None = None) -> None:
-        """Nobody is told."""
+        """Tells those who want to know."""
+        for lane in self._lanes:
+            lane.watch()
+            if round is not None and epoch is not None:
+                lane.tick((round, epoch))
 
     def flush(self, timeout: float, *, fsync: bool = False) -> bool:
         """There is nothing to wait for."""
         return True
 
-    def close(self, timeout: float = 0.0) -> HubReport:
-        """There is nothing to end."""
+    def close(self, timeout: float = EXIT_TIMEOUT_S) -> HubReport:
+        """Ends the listeners."""
+        close_lanes(self._lanes, time.monotonic() + timeout)
         return HubReport(
-            next_seq=0,
+            next_seq=self.next_seq,
             num_written=0,
             num_unwritten=0,
             num_dropped={},
             num_late=0,
             log_error=None,
             complete=True,
-            backends={},
+            backends=reports_of(self._lanes),
         )
 
     def health(self) -> HubHealth:
@@ -80,7 +109,7 @@ class NullHub:
             log_error=None,
             must_stop=False,
             writer_cpu_ms=0.0,
-            backends={},
+            backends=reports_of(self._lanes),
         )
 
     def __enter__(self) -> Self:

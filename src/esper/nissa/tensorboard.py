@@ -40,9 +40,9 @@ class TensorBoardBackend:
         purge = None if self._purge_step is None else self._purge_step + 1
         self._files = SummaryWriter(str(self._folder), purge_step=purge)
 
-    def write(self, line: LoggedEvent) -> None:
+    def write(self, line: LoggedEvent) -> bool:
         """Takes an event; a completed round is written when the next one begins."""
-        self._write(self._rounds.add(line))
+        return self._write(self._rounds.add(line))
 
     def flush(self) -> None:
         """Writes the round at hand if it is complete."""
@@ -54,7 +54,11 @@ class TensorBoardBackend:
         self._write(self._rounds.take())
         self._files.close()
 
-    def _write(self, rounds: Iterable[RoundScalars]) -> None:
+    def _write(self, rounds: Iterable[RoundScalars]) -> bool:
+        """Whether there was anything to write."""
+        used = False
         for each in rounds:
             for name, value in each.values.items():
                 self._files.add_scalar(name, value, each.env_steps, each.wall)
+            used = True
+        return used

@@ -64,9 +64,9 @@ class WandbBackend:
         else:
             self._library.init(project=self._project, name=self._run_id, resume="allow", config=self._config)
 
-    def write(self, line: LoggedEvent) -> None:
+    def write(self, line: LoggedEvent) -> bool:
         """Takes an event; a completed round is logged when the next one begins."""
-        self._log(self._rounds.add(line))
+        return self._log(self._rounds.add(line))
 
     def flush(self) -> None:
         """Logs the round at hand if it is complete."""
@@ -78,7 +78,11 @@ class WandbBackend:
         assert self._library is not None
         self._library.finish()
 
-    def _log(self, rounds: Iterable[RoundScalars]) -> None:
+    def _log(self, rounds: Iterable[RoundScalars]) -> bool:
+        """Whether there was anything to log."""
         assert self._library is not None
+        used = False
         for each in rounds:
             self._library.log({STEPS: each.env_steps, **each.values})
+            used = True
+        return used

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 
 from esper.leyline.rundir import DEFAULT_GROUP
 from esper.scripts.train_flags import (
@@ -132,27 +131,31 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
     Raises:
         SystemExit: The run was stopped, or its log has gaps.
     """
-    from esper.scripts.train_display import TrainingDisplay, outcome_table, progress_bars
+    from esper.karn.live import LiveConsole, RunProgress, run_console
+    from esper.scripts.train_tables import outcome_table
     from esper.simic.training.session import run_session
     from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
-    config, console = start.config, Console()
+    config, console = start.config, run_console()
     task = training_task(config)
-    console.print(f"[bold]{task.name}[/bold]: {task.description}", soft_wrap=True)
-    console.print(
-        f"{config.controller}, {config.rounds} rounds of {config.envs} hosts x {task.horizon} epochs, "
-        f"run {start.run.path}" + (f", resumed after round {start.rounds_done}" if start.checkpoint else ""),
-        soft_wrap=True,
+    screen = LiveConsole(
+        RunProgress(console),
+        label=config.controller,
+        rounds=config.rounds,
+        horizon=task.horizon,
+        done=start.rounds_done,
+        opening=(
+            f"{task.name}: {task.description}",
+            f"{config.controller}, {config.rounds} rounds of {config.envs} hosts x {task.horizon} epochs, "
+            f"run {start.run.path}" + (f", resumed after round {start.rounds_done}" if start.checkpoint else ""),
+        ),
     )
-    with StopSignals() as stop, progress_bars(console) as progress:
-        display = TrainingDisplay(
-            progress, label=config.controller, rounds=config.rounds, horizon=task.horizon, done=start.rounds_done
-        )
-        finish = run_session(start, stop, display, data_dir=data_dir)
+    with StopSignals() as stop:
+        finish = run_session(start, stop, (screen,), data_dir=data_dir)
     if finish.history:
         console.print(outcome_table(finish.history, config.envs))
-    console.print(_last_words(start, finish), soft_wrap=True)
+    console.print(_last_words(start, finish), soft_wrap=True, markup=False, highlight=False)
     if finish.exit_code:
         raise SystemExit(int(finish.exit_code))
 
@@ -190,33 +193,40 @@ def _side(word: str, base: str | None, config_json: Path | None, changes: dict[s
 
 
 def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
-    from esper.scripts.train_display import TrainingDisplay, comparison_table, progress_bars
+    from esper.karn.live import LiveConsole, RunProgress, run_console
+    from esper.scripts.train_tables import comparison_table
     from esper.simic.training.dual_ab import check_comparable, differing_fields, run_comparison
     from esper.simic.training.session import start_new
     from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
-    console, (a, b) = Console(), (replace(config, require_complete=True) for _, config in sides)
+    console, (a, b) = run_console(), (replace(config, require_complete=True) for _, config in sides)
     check_comparable(a, b)
     for config in (a, b):
         _check_before_writing(config, data_dir)
-    console.print(f"the sides differ in {', '.join(differing_fields(a, b))}", soft_wrap=True)
     horizon = training_task(a).horizon
     names = _different([name for name, _ in sides])
     starts = tuple(start_new(config, runs, group=name) for name, config in zip(names, (a, b), strict=True))
-    for name, start in zip(names, starts, strict=True):
-        console.print(f"{name}: run {start.run.path}", soft_wrap=True)
-    with StopSignals() as stop, progress_bars(console) as progress:
-        displays = tuple(
-            TrainingDisplay(progress, label=name, rounds=a.rounds, horizon=horizon, done=0) for name in names
+    progress, differences = RunProgress(console), f"the sides differ in {', '.join(differing_fields(a, b))}"
+    first, second = (
+        LiveConsole(
+            progress,
+            label=name,
+            rounds=a.rounds,
+            horizon=horizon,
+            done=0,
+            opening=(*said, f"{name}: run {start.run.path}"),
         )
-        finish = run_comparison((starts[0], starts[1]), stop, (displays[0], displays[1]), data_dir=data_dir)
+        for name, start, said in zip(names, starts, ((differences,), ()), strict=True)
+    )
+    with StopSignals() as stop:
+        finish = run_comparison((starts[0], starts[1]), stop, (first, second), data_dir=data_dir)
     if finish.found.pairs:
         console.print(comparison_table(names, finish.found))
     else:
         console.print("No episode was completed on both sides; there is nothing to compare.", soft_wrap=True)
     for name, start, side in zip(names, starts, finish.sides, strict=True):
-        console.print(f"{name}: {_last_words(start, side)}", soft_wrap=True)
+        console.print(f"{name}: {_last_words(start, side)}", soft_wrap=True, markup=False, highlight=False)
     if finish.exit_code:
         raise SystemExit(int(finish.exit_code))
 

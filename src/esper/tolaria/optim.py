@@ -42,6 +42,7 @@ class GrowingOptimizer:
         self._names: dict[str, dict[str, nn.Parameter]] = {}
         self._finite: dict[str, bool] = {}
         self._norms: dict[str, Tensor] = {}
+        self._left: dict[str, Tensor] = {}
         self._lr_factor = 1.0
         self._inner: torch.optim.Optimizer | None = None
         for name, params in groups.items():
@@ -85,7 +86,7 @@ class GrowingOptimizer:
         for param in self._names.pop(name).values():
             inner.state.pop(param, None)
         del inner.param_groups[position]
-        for book in (self._finite, self._norms, self.num_skipped):
+        for book in (self._finite, self._norms, self._left, self.num_skipped):
             book.pop(name, None)
 
     def holds(self, params: Iterable[nn.Parameter]) -> bool:
@@ -141,7 +142,12 @@ class GrowingOptimizer:
                 for param in self._names[name].values():
                     param.grad = None
                 return
-        torch._foreach_mul_(grads, torch.clamp(self.clip_norm / (total + 1e-6), max=1.0))
+        self._left[name] = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
+        torch._foreach_mul_(grads, self._left[name])
+
+    def left_of_gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Which share of each gradient that lies there clipping left, for whoever wants to know it as it was."""
+        return {param: self._left[name] for name in self._left for param in self._names[name].values()}
 
     def finish_epoch(self) -> dict[str, GradientEvidence]:
         """What was seen of each group since the last call, and starts anew."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from esper.leyline import BLENDS, HEAD_NAMES, LifecycleOp
 from esper.simic.agent.experience import price
 from esper.simic.agent.losses import compute_losses
+from esper.simic.agent.policy import initialize_
 from esper.simic.agent.ppo import Decision, PPOAgent
 from esper.simic.agent.ppo_update import env_minibatches
 from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
@@ -238,6 +239,7 @@ def test_rescaling_the_value_keeps_its_predictions() -> None:
 def test_the_first_returns_do_not_blow_the_critic_up() -> None:
     """Returns that hardly vary set a small scale; an untrained critic must start within it, not far outside."""
     head = ValueHead(8, 8)
+    initialize_(head, torch.Generator().manual_seed(0))
     features = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
     before = head(features)
     head.rescale(torch.linspace(0.7, 0.9, 50))

@@ -11,6 +11,7 @@ from esper.simic.telemetry.anomaly_detector import (
     AnomalyReport,
     EscalationState,
     Finding,
+    carry_window,
     handle_telemetry_escalation,
     level_at,
 )
@@ -74,6 +75,31 @@ def test_an_alarm_of_the_policy_covers_the_next_round_and_its_update(epochs: int
     for env in (0, 3):
         assert debugged(state, env) == list(range(2 * T, 2 * T + covered))
     assert debugged_updates(state) == list(range(2, 2 + covered // T))
+
+
+@pytest.mark.parametrize(("ended", "left"), [(4, 4), (6, 2), (8, 0)])
+def test_epochs_that_an_early_end_left_out_are_made_up_for_in_the_next_episode(ended: int, left: int) -> None:
+    state = escalation(5)
+    handle_telemetry_escalation(report(), state, at(1, 3))
+    carry_window(state, at(1, ended))
+    played = [epoch for epoch in debugged(state) if epoch <= T + ended or epoch >= 2 * T]
+    assert played == ([*range(2 * T, 2 * T + left)] if left else [*range(T + 4, T + 9)])
+
+
+def test_an_alarm_in_the_last_epoch_of_an_early_end_covers_the_next_episode() -> None:
+    state = escalation(3)
+    handle_telemetry_escalation(report(), state, at(1, 4))
+    carry_window(state, at(1, 4))
+    assert debugged(state) == [2 * T, 2 * T + 1, 2 * T + 2]
+
+
+def test_a_usual_end_and_other_envs_keep_their_windows() -> None:
+    state = escalation(5)
+    handle_telemetry_escalation(report(), state, at(1, 7))
+    before = debugged(state)
+    carry_window(state, at(1, T - 1))
+    carry_window(state, at(1, 8, env=1))
+    assert debugged(state) == before
 
 
 def test_a_second_alarm_lengthens_the_window() -> None:

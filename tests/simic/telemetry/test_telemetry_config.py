@@ -9,7 +9,7 @@ import pytest
 
 from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel, TrendDetected, make_event
 from esper.leyline.rundir import EVENTS_FILE, METRICS_DIR
-from esper.nissa import NULL_HUB, TelemetryHub
+from esper.nissa import NullHub, TelemetryHub
 from esper.simic.telemetry.opening import open_hub
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 
@@ -41,7 +41,8 @@ def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:
 
 def test_off_touches_nothing(tmp_path: Path) -> None:
     hub = open_hub(TelemetryConfig(level=TelemetryLevel.OFF), tmp_path / "run")
-    assert hub is NULL_HUB
+    assert isinstance(hub, NullHub)
+    hub.close()
     assert not (tmp_path / "run").exists()
 
 

@@ -14,6 +14,7 @@ class Log(NullHub):
     """A log with a clock: each flush takes as long as it is told to, and fails if it takes long."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.now_s = 0.0
         self.flushes_s: list[float] = []
 

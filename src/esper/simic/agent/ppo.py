@@ -72,6 +72,7 @@ class PPOAgent:
         """Valid steps learned from so far; all schedules follow it."""
         self.updates = 0
         self.last_ratios_B: Tensor | None = None
+        self.grad_left = 1.0
         """Joint probability ratios of all rows that the last update looked at; None if it looked at none."""
         generator = torch.Generator().manual_seed(derive_seed(run_seed, None, None, None, "policy"))
         self.network = TamiyoNetwork(shape, width=config.width, op_prior=config.op_prior, generator=generator)
@@ -153,7 +154,7 @@ class PPOAgent:
             group["lr"] = learning_rate
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, "ppo"))
         result = run_epochs(self.network, self.optimizer, experience, settings, generator)
-        self.last_ratios_B = result.ratios_B
+        self.last_ratios_B, self.grad_left = result.ratios_B, result.grad_left
         observations = self._refresh_statistics(rollout)
         metrics = performed_metrics(result, experience, rollout.values_TN, observations, settings, learning_rate)
         self.env_steps += metrics["env_steps"]

@@ -67,6 +67,8 @@ class UpdateResult:
     memory: MemoryResult
     ratios_B: Tensor
     """Joint ratios of all rows looked at."""
+    grad_left: float
+    """Which share of the gradients that lie there now clipping left."""
 
 
 def run_epochs(
@@ -77,7 +79,7 @@ def run_epochs(
     generator: torch.Generator,
 ) -> UpdateResult:
     """Passes over the round until done, or until the joint KL says that the policy has moved far enough."""
-    tally = _Tally(clip_ratio=settings.clip_ratio)
+    tally = _Tally(clip_ratio=settings.clip_ratio, max_grad_norm=settings.max_grad_norm)
     num_envs = experience.valid_TN.shape[1]
     for _ in range(settings.epochs):
         for envs in env_minibatches(num_envs, settings.minibatches, generator):
@@ -90,6 +92,7 @@ def run_epochs(
             norm = get_total_norm([p.grad for p in policy.parameters() if p.grad is not None])
             if not bool(torch.isfinite(norm) & torch.isfinite(losses.total)):  # sync: nothing bad may reach a weight
                 tally.num_nonfinite += 1
+                tally.last_norm = None
                 continue
             tally.step(losses, norm, policy.head_parameters())
             clip_grads_with_norm_(policy.parameters(), settings.max_grad_norm, norm)
@@ -106,9 +109,12 @@ def env_minibatches(num_envs: int, num_minibatches: int, generator: torch.Genera
 class _Tally:
     """Collects detached tensors while the passes run and reads them once at the end."""
 
-    def __init__(self, *, clip_ratio: float) -> None:
+    def __init__(self, *, clip_ratio: float, max_grad_norm: float) -> None:
         self.num_nonfinite = 0
+        self.last_norm: Tensor | None = None
+        """Of the gradients that lie there, before clipping; None if they were not clipped."""
         self._clip_ratio = clip_ratio
+        self._max_grad_norm = max_grad_norm
         self._log_ratios: list[Tensor] = []
         self._head_sums: list[Tensor] = []
         self._steps: list[Tensor] = []
@@ -121,6 +127,7 @@ class _Tally:
 
     def step(self, losses: Losses, norm: Tensor, head_parameters: tuple[list[nn.Parameter], ...]) -> None:
         grads = [[p.grad for p in own if p.grad is not None] for own in head_parameters]
+        self.last_norm = norm
         head_norms = [get_total_norm(own) if own else torch.tensor(torch.nan) for own in grads]
         self._steps.append(
             torch.stack([losses.policy, losses.value, losses.entropy, losses.total, norm, *head_norms]).detach()
@@ -150,6 +157,7 @@ class _Tally:
             heads=self._heads(means[5:]),
             memory=_describe_memory(self._last.forward),
             ratios_B=ratios_B,
+            grad_left=1.0 if self.last_norm is None else min(1.0, self._max_grad_norm / (float(self.last_norm) + 1e-6)),
         )
 
     def _heads(self, grad_norms: list[float | None]) -> tuple[HeadResult, ...]:

@@ -261,6 +261,19 @@ def handle_telemetry_escalation(report: AnomalyReport, state: EscalationState, c
     return level_at(state, _following(state, clock))
 
 
+def carry_window(state: EscalationState, ctx: EnvContext) -> None:
+    """Moves what an early end of its episode left of an env's window to its next episode: it sits out until then.
+
+    Args:
+        state: Its windows.
+        ctx: The last epoch that the env played.
+    """
+    now, next_episode = _position(state, ctx), (ctx.round + 1) * state.epochs_per_episode
+    first, last = state.windows.get(ctx.env, (now, now))
+    if last > now and next_episode > now + 1:
+        state.windows[ctx.env] = (next_episode, next_episode + last - max(first, now + 1))
+
+
 def _position(state: EscalationState, clock: Clock) -> int:
     epoch = state.epochs_per_episode - 1 if isinstance(clock, UpdateClock) else clock.epoch
     return clock.round * state.epochs_per_episode + epoch

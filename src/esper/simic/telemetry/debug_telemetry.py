@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,21 @@ __all__ = [
 
 LARGE = 10.0
 """Gradient elements beyond this size count as large."""
+Left = Mapping[nn.Parameter, Tensor | float]
+"""Which share of a parameter's gradient clipping left; all of it where the parameter is absent."""
+WHOLE: Left = {}
 MAX_RATIOS_TOLD = 100
 """Odd ratios that go with an alarm; all are counted."""
 
 
-def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
-    """Statistics of every gradient the model has, in the order of its parameters, by one copy from the device."""
-    named = [(name, p.grad.detach()) for name, p in model.named_parameters() if p.grad is not None]
+def collect_per_layer_gradients(model: nn.Module, left: Left = WHOLE) -> list[LayerGradientStats]:
+    """Statistics of every gradient the model has, as it was before clipping, by one copy from the device.
+
+    Args:
+        model: In the order of its parameters.
+        left: What clipping left of the gradients that lie there.
+    """
+    named = [(name, _unclipped(p, left)) for name, p in model.named_parameters() if p.grad is not None]
     if not named:
         return []
     columns = [_column(gradient) for _, gradient in named]
@@ -32,10 +40,18 @@ def collect_per_layer_gradients(model: nn.Module) -> list[LayerGradientStats]:
     return [_stats(name, gradient.numel(), row) for (name, gradient), row in zip(named, rows, strict=True)]
 
 
-def check_numerical_stability(model: nn.Module) -> NumericalStability:
-    """Whether weights and gradients are numbers and how large they are, by one copy from the device."""
+def check_numerical_stability(model: nn.Module, left: Left = WHOLE) -> NumericalStability:
+    """Whether weights and gradients are numbers and how large they are, by one copy from the device.
+
+    Args:
+        model: Its weights as they are, its gradients as they were before clipping.
+        left: What clipping left of the gradients that lie there.
+    """
     named = list(model.named_parameters())
-    columns = [torch.stack([*_extent(p.detach()), *_extent(p.grad)]) for _, p in named]
+    gradients = [None if p.grad is None else _unclipped(p, left) for _, p in named]
+    columns = [
+        torch.stack([*_extent(p.detach()), *_extent(grad)]) for (_, p), grad in zip(named, gradients, strict=True)
+    ]
     rows = torch.stack(columns).tolist() if columns else []  # sync: the one read
     measured = [row[3] for row, (_, p) in zip(rows, named, strict=True) if p.grad is not None]
     return NumericalStability(
@@ -56,9 +72,16 @@ def odd_ratios(ratios_B: Tensor) -> list[float]:
     return odd_B[distance_B.argsort(descending=True, stable=True)].tolist()  # sync: the one read
 
 
+def _unclipped(param: nn.Parameter, left: Left) -> Tensor:
+    assert param.grad is not None
+    share = torch.as_tensor(left.get(param, 1.0))
+    # A norm that is no number leaves nothing, or nothing that means anything.
+    return param.grad.detach().double() / torch.where(share > 0, share, 1.0)
+
+
 def _column(gradient: Tensor) -> Tensor:
     """Sum, sum of squares, largest, zeros, large ones, NaNs, infinities; sums are over finite elements."""
-    values = gradient.double().flatten()
+    values = gradient.flatten()
     finite = torch.where(values.isfinite(), values, 0.0)
     size = finite.abs()
     parts = [

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from esper.leyline.rundir import DEFAULT_GROUP, METRICS_DIR
-from esper.nissa import NULL_HUB, Backend, Hub, TelemetryHub, begin_attempt
+from esper.nissa import Backend, Hub, NullHub, TelemetryHub, begin_attempt
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 
 
@@ -20,6 +20,7 @@ def open_hub(
     group: str = DEFAULT_GROUP,
     run_config: Mapping[str, Any] | None = None,
     env_steps: int | None = None,
+    listeners: Sequence[Backend] = (),
 ) -> Hub:
     """Begins a new attempt in a run directory and opens its log; at level OFF nothing is touched.
 
@@ -31,9 +32,10 @@ def open_hub(
         group: Cohort of the run.
         run_config: What exporters show as the configuration of the run.
         env_steps: The checkpoint's total on resume: exported points beyond it are hidden.
+        listeners: Told beside the exporters of the configuration, and at level OFF too.
     """
     if config.level is TelemetryLevel.OFF:
-        return NULL_HUB
+        return NullHub(next_seq=first_seq, backends=listeners)
     manifest = begin_attempt(run_dir, run_id=run_id, first_seq=first_seq, group=group)
     exporters = [_exporter(name, run_dir, manifest.run, run_config or {}, env_steps) for name in config.exporters]
     return TelemetryHub(
@@ -46,7 +48,7 @@ def open_hub(
         flush_interval_s=config.flush_interval_s,
         rotate_bytes=config.rotate_bytes,
         heartbeat_s=config.heartbeat_s,
-        backends=exporters,
+        backends=[*exporters, *listeners],
         strict=config.strict,
         require_complete=config.require_complete,
     )

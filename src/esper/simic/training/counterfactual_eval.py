@@ -111,7 +111,7 @@ def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | 
     report = _report(env, events, env.seat.train_timer.take_ms(), env.seat.val_timer.take_ms())
     if not env.closer or env.epoch is None or rolled_back:
         return report
-    return replace(report, gradients=tuple(collect_per_layer_gradients(env.model)))
+    return replace(report, gradients=tuple(collect_per_layer_gradients(env.model, env.optimizer.left_of_gradients())))
 
 
 def report_again(env: ParallelEnvState) -> EpochReport:

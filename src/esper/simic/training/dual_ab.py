@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from esper.leyline import BatchSummary, ExitCode
+from esper.nissa import Backend
 from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.recorder import Display
 from esper.simic.training.session import Finish, Start, finish_unopened, sitting
 from esper.simic.training.stop_signals import StopSignals
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -127,7 +127,7 @@ class ComparisonFinish:
 
 
 def run_comparison(
-    starts: tuple[Start, Start], stop: StopSignals, displays: tuple[Display, Display], *, data_dir: Path | None = None
+    starts: tuple[Start, Start], stop: StopSignals, listeners: tuple[Backend, Backend], *, data_dir: Path | None = None
 ) -> ComparisonFinish:
     """Trains both runs in turns until the last round, a stop or an error, and leaves both so that they can be resumed.
 
@@ -138,8 +138,8 @@ def run_comparison(
     so_far = [NOTHING_YET]
     try:
         with (
-            sitting(starts[0], stop, displays[0], data_dir=data_dir) as a,
-            sitting(starts[1], stop, displays[1], data_dir=data_dir) as b,
+            sitting(starts[0], stop, (listeners[0],), data_dir=data_dir) as a,
+            sitting(starts[1], stop, (listeners[1],), data_dir=data_dir) as b,
         ):
             try:
                 compare(a.trainer, b.trainer, so_far.append)

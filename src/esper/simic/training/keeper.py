@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -16,7 +15,7 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.rundir import CHECKPOINTS_DIR
-from esper.nissa import Hub
+from esper.nissa import Hub, complain
 from esper.simic.training.cadence import Cadence
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, SavedCheckpoint, newest_valid, save_checkpoint
 from esper.simic.training.config import TrainingConfig
@@ -106,10 +105,10 @@ class CheckpointKeeper:
         self._cadence.saved(index, self._clock(), self._clock() - started)
         self._tell("saved", saved.path.name, index, saved=saved)
         for stuck in retain(self._run, self._retention, resumed_from=self._resumed_from).stuck:
-            sys.stderr.write(f"esper: old checkpoint {stuck.name} cannot be removed: {stuck.reason}\n")
+            complain(f"old checkpoint {stuck.name} cannot be removed: {stuck.reason}")
         if not self._warned and (warning := space_warning(self._run, saved.size_bytes)) is not None:
             self._warned = True
-            sys.stderr.write(f"esper: {warning}\n")
+            complain(f"{warning}")
         return saved
 
     def _save(self, index: int, files: Mapping[str, bytes], score: float | None) -> SavedCheckpoint:
@@ -140,12 +139,12 @@ class CheckpointKeeper:
         among the failed saves that end a run.
         """
         if last or not self._withheld:
-            sys.stderr.write(f"esper: checkpoint of round {index} not saved: {why}. The earlier ones are intact\n")
+            complain(f"checkpoint of round {index} not saved: {why}. The earlier ones are intact")
         self._withheld = True
         self._tell("save_failed", f"round {index}", index, error=why)
 
     def _failed(self, index: int, error: StorageError) -> None:
-        sys.stderr.write(f"esper: checkpoint of round {index} not saved: {error}. The earlier ones are intact\n")
+        complain(f"checkpoint of round {index} not saved: {error}. The earlier ones are intact")
         self._tell("save_failed", f"round {index}", index, error=str(error))
 
     def loaded(self, checkpoint: LoadedCheckpoint, rejected: tuple[Rejection, ...]) -> None:
@@ -185,7 +184,7 @@ def find_checkpoint(run: RunDir) -> tuple[LoadedCheckpoint, RunState, tuple[Reje
     """
     loaded, rejected = newest_valid(run, check=lambda found: _check_ours(run, found))
     for one in rejected:
-        sys.stderr.write(f"esper: {one.name} rejected: {one.reason}. Using {loaded.path.name}\n")
+        complain(f"{one.name} rejected: {one.reason}. Using {loaded.path.name}")
     return loaded, read_run_files(loaded.files), rejected
 
 

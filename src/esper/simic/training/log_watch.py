@@ -6,10 +6,9 @@ asked for, any loss and any error. An error that is over by the boundary, with n
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
-from esper.nissa import Hub
+from esper.nissa import Hub, complain
 from esper.nissa.reports import HubHealth
 from esper.simic.training.keeper import FLUSH_TIMEOUT_S
 from esper.simic.training.vectorized_trainer import StopRequest
@@ -37,7 +36,7 @@ class LogWatch:
             health = self._hub.health()
             if health.must_stop:
                 self.reason = _what_is_lost(health)
-                sys.stderr.write(f"esper: stopping after this round: {self.reason}\n")
+                complain(f"stopping after this round: {self.reason}")
         return self._stop.after_round or self.reason is not None
 
     @property

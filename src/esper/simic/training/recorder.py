@@ -1,4 +1,4 @@
-"""Keeps the record of a run: tells the log, the screen and the checkpoints what the loop has just done."""
+"""Keeps the record of a run: tells the log and the checkpoints what the loop has just done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -38,26 +38,6 @@ from esper.simic.training.run_state import run_files
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
 
-class Display(Protocol):
-    """Somebody who watches."""
-
-    def step(self, facts: StepFacts) -> None:
-        """One step of every env is done."""
-
-    def round(self, summary: BatchSummary, episodes: Sequence[EpisodeStats]) -> None:
-        """A round is complete."""
-
-
-class NoDisplay:
-    """Nobody watches."""
-
-    def step(self, facts: StepFacts) -> None:
-        """Nothing to show."""
-
-    def round(self, summary: BatchSummary, episodes: Sequence[EpisodeStats]) -> None:
-        """Nothing to show."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
     """Where a sitting comes from."""
@@ -70,13 +50,12 @@ class Origin:
 
 
 class RunRecorder:
-    """What the trainer tells about itself goes three ways from here. Nothing comes back.
+    """What the trainer tells about itself goes from here to the log and to the checkpoints. Nothing comes back.
 
     Args:
         hub: The log.
         telemetry: How much is told.
         keeper: Saves boundaries; None where nothing is saved.
-        display: Who watches.
         origin: Where the sitting comes from.
         reads: A closer look at a trainer's policy, for level DEBUG.
         folder: Where the run lies, for the room that is left there; None if it lies nowhere.
@@ -88,13 +67,12 @@ class RunRecorder:
         telemetry: TelemetryConfig,
         *,
         keeper: CheckpointKeeper | None,
-        display: Display,
         origin: Origin,
         reads: Callable[[VectorizedPPOTrainer], PolicyReads],
         folder: Path | None = None,
     ) -> None:
         self.sink: EventSink | None = hub
-        self._hub, self._telemetry, self._keeper, self._display = hub, telemetry, keeper, display
+        self._hub, self._telemetry, self._keeper = hub, telemetry, keeper
         self._origin = origin
         self._reads = reads
         self._folder = folder
@@ -146,7 +124,6 @@ class RunRecorder:
         self._hub.progress("play", round=self._round_idx, epoch=done)
         self._log.step(facts, self._looks)
         self._count(started)
-        self._display.step(facts)
 
     def round_ends(
         self, summary: BatchSummary, metrics: PPOUpdateMetrics | None, episodes: Sequence[EpisodeStats]
@@ -156,7 +133,6 @@ class RunRecorder:
         self._telling_s = 0.0  # telling a round is part of the next one's profile, as saving it is
         self._log.round_ends(summary, metrics, episodes, profile, self._looks)
         self._count(started)
-        self._display.round(summary, episodes)
 
     def checkpoint(self, trainer: VectorizedPPOTrainer, *, last: bool) -> None:
         """Saves the boundary if it is due."""

@@ -26,6 +26,7 @@ from esper.simic.telemetry.anomaly_detector import (
     AnomalyDetector,
     AnomalyReport,
     EscalationState,
+    carry_window,
     handle_telemetry_escalation,
     level_at,
 )
@@ -176,6 +177,8 @@ class RunLog:
         found = self._detector.check_all(EpochInputs(report=report), ctx)
         emit_anomaly_diagnostics(self._hub, found, ctx)
         handle_telemetry_escalation(found, self._escalation, ctx)
+        if report.terminal:
+            carry_window(self._escalation, ctx)
 
     def round_ends(
         self,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.rundir import CONFIG_FILE, DEFAULT_GROUP
-from esper.nissa import Hub, TelemetryHub
+from esper.nissa import Backend, Hub, TelemetryHub, complain
+from esper.nissa.backends import BackendReport
 from esper.nissa.files import free_bytes
 from esper.nissa.segments import read_manifest
 from esper.simic.telemetry.opening import open_hub
@@ -32,7 +32,7 @@ from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_d
 from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
 from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
 from esper.simic.training.log_watch import LogWatch
-from esper.simic.training.recorder import Display, Origin, RunRecorder
+from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.run_dir import RunDir, create_run, open_run
 from esper.simic.training.run_state import RunState
 from esper.simic.training.stop_signals import StopSignals
@@ -138,15 +138,23 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> Start:
     )
 
 
-def run_session(start: Start, stop: StopSignals, display: Display, *, data_dir: Path | None = None) -> Finish:
+def run_session(
+    start: Start, stop: StopSignals, listeners: Sequence[Backend] = (), *, data_dir: Path | None = None
+) -> Finish:
     """Trains until the last round, a stop or an error, and leaves the run in a state that can be resumed.
+
+    Args:
+        start: Where it begins.
+        stop: Who may end it.
+        listeners: Told every event, such as a screen. What they do cannot touch the run.
+        data_dir: Where the data lies; None for the usual places.
 
     Raises:
         RunBusy: Another process works on this run.
         Exception: Whatever went wrong, after the log has its end marker.
     """
     try:
-        with sitting(start, stop, display, data_dir=data_dir) as seat:
+        with sitting(start, stop, listeners, data_dir=data_dir) as seat:
             try:
                 seat.trainer.run()
             except StepCancelled:
@@ -195,20 +203,22 @@ class Seat:
 
 
 @contextmanager
-def sitting(start: Start, stop: StopRequest, display: Display, *, data_dir: Path | None = None) -> Iterator[Seat]:
+def sitting(
+    start: Start, stop: StopRequest, listeners: Sequence[Backend] = (), *, data_dir: Path | None = None
+) -> Iterator[Seat]:
     """Opens a run for this process: lock, log, workers. The log's last event says how the `with` block ended."""
     with start.run.lock():
         _check_still_newest(start)
         for difference in start.differences:
-            sys.stderr.write(f"esper: {difference}: {NOT_PROMISED}\n")
-        attempt, hub = _open_hub(start)
+            complain(f"{difference}: {NOT_PROMISED}")
+        attempt, hub = _open_hub(start, listeners)
         watch = LogWatch(stop, hub)
         seat: Seat | None = None
         problem: BaseException | None = None
         started = time.monotonic()
         try:
             keeper = _keeper(start, attempt, hub)
-            recorder = _recorder(start, display, keeper, hub)
+            recorder = _recorder(start, keeper, hub)
             cache = start.run.path.parent / CALIBRATIONS_DIR
             with open_trainer(
                 start.config, recorder, watch, data_dir=data_dir, cache=cache, saved=start.saved
@@ -222,6 +232,7 @@ def sitting(start: Start, stop: StopRequest, display: Display, *, data_dir: Path
             wall_s = time.monotonic() - started
             _end(hub, problem, None if seat is None else seat.trainer, wall_s, watch.reason)
             report = hub.close(CLOSE_TIMEOUT_S)
+            _tell_losses(report.backends)
             if seat is not None:
                 seat.log_complete = report.complete and watch.reason is None
 
@@ -236,17 +247,26 @@ def _check_still_newest(start: Start) -> None:
         )
 
 
-def _open_hub(start: Start) -> tuple[int, Hub]:
-    """The number of this sitting, and its log."""
-    hub = open_hub(
-        start.config.telemetry(),
-        start.run.path,
-        run_id=start.run.run_id,
-        first_seq=start.next_seq,
-        group=start.group,
-        run_config=asdict(start.config),
-        env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
-    )
+def _open_hub(start: Start, listeners: Sequence[Backend]) -> tuple[int, Hub]:
+    """The number of this sitting, and its log.
+
+    Raises:
+        StorageError: The log cannot be written.
+    """
+    path = start.run.path
+    try:
+        hub = open_hub(
+            start.config.telemetry(),
+            path,
+            run_id=start.run.run_id,
+            first_seq=start.next_seq,
+            group=start.group,
+            run_config=asdict(start.config),
+            env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
+            listeners=listeners,
+        )
+    except OSError as error:
+        raise StorageError(str(path), error, needed_bytes=None, free_bytes=free_bytes(path)) from error
     if isinstance(hub, TelemetryHub):
         return hub.attempt, hub
     return 0 if start.checkpoint is None else start.checkpoint.facts.attempt + 1, hub
@@ -262,7 +282,13 @@ def _keeper(start: Start, attempt: int, hub: Hub) -> CheckpointKeeper:
     )
 
 
-def _recorder(start: Start, display: Display, keeper: CheckpointKeeper, hub: Hub) -> RunRecorder:
+def _tell_losses(listeners: Mapping[str, BackendReport]) -> None:
+    for name, report in listeners.items():
+        if report.num_lost:
+            complain(f"{name} missed {report.num_lost:,} events ({report.error or 'too slow'}). The log has everything")
+
+
+def _recorder(start: Start, keeper: CheckpointKeeper, hub: Hub) -> RunRecorder:
     origin = Origin(
         checkpoint=start.checkpoint,
         rejected=start.rejected,
@@ -273,7 +299,6 @@ def _recorder(start: Start, display: Display, keeper: CheckpointKeeper, hub: Hub
         hub,
         start.config.telemetry(),
         keeper=keeper,
-        display=display,
         origin=origin,
         reads=AgentReads,
         folder=start.run.path,

@@ -19,6 +19,7 @@ from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Calibration, default_gamma
 from esper.simic.telemetry.debug_telemetry import (
     MAX_RATIOS_TOLD,
+    Left,
     check_numerical_stability,
     collect_per_layer_gradients,
     odd_ratios,
@@ -29,7 +30,7 @@ from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.log_watch import LogWatch
-from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
+from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.run_state import RunState
 from esper.simic.training.step_payloads import seen_by_policy
 from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
@@ -69,7 +70,6 @@ def train_ppo_vectorized(
         hub,
         replace(config.telemetry(), level=level),
         keeper=None,
-        display=NoDisplay(),
         origin=Origin(),
         reads=AgentReads,
     )
@@ -96,15 +96,15 @@ class AgentReads:
     def layers(self) -> list[LayerGradientStats] | None:
         """The gradients of the last minibatch, by layer; None if the update looked at none: what lies there is old."""
         agent = self._agent()
-        return None if agent.last_ratios_B is None else collect_per_layer_gradients(agent.network)
+        return None if agent.last_ratios_B is None else collect_per_layer_gradients(agent.network, _left(agent))
 
     def bundle(self) -> AnomalyDebug:
         """What goes with an alarm."""
-        network, ratios_B = self._agent().network, self._agent().last_ratios_B
-        odd = None if ratios_B is None else odd_ratios(ratios_B)
+        agent = self._agent()
+        odd = None if agent.last_ratios_B is None else odd_ratios(agent.last_ratios_B)
         return AnomalyDebug(
             layers=aggregate_layer_gradient_health(self.layers() or ()),
-            stability=check_numerical_stability(network),
+            stability=check_numerical_stability(agent.network, _left(agent)),
             ratios=None if odd is None else tuple(odd[:MAX_RATIOS_TOLD]),
             num_ratios_out_of_range=None if odd is None else len(odd),
         )
@@ -115,6 +115,11 @@ class AgentReads:
     def _learner(self) -> SimicClient:
         assert isinstance(self._client, SimicClient), "there is nothing to look at in a fixed controller"
         return self._client
+
+
+def _left(agent: PPOAgent) -> Left:
+    """What clipping left of the gradients of the last minibatch."""
+    return dict.fromkeys(agent.network.parameters(), agent.grad_left)
 
 
 @contextmanager

@@ -1,0 +1,214 @@
+"""A run on the screen while it trains: a bar, its facts and the verdict on a terminal, one line per round elsewhere.
+
+The screen is a listener of the log like any other: it has a queue and a thread of its own, and whatever happens to it,
+the run goes on. It reads and never decides.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TextIO
+
+from msgspec.structs import replace
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from esper.karn.console import STYLES, clean, describe
+from esper.karn.fold import ATTENTION, fold
+from esper.karn.verdict import Verdict, verdict
+from esper.karn.view import EMPTY, RunView
+from esper.leyline import EpochCompleted, LoggedEvent, RoundCompleted, TelemetryEventType
+
+SAID_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
+"""Warnings that the command itself words, on stderr."""
+
+
+class PatientFile:
+    """Standard output of a long run. If it can take no more, what follows is dropped and the run goes on.
+
+    Args:
+        file: Where text goes as long as it can.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._gone = False
+
+    @property
+    def encoding(self) -> str:
+        """As rich wants to know it."""
+        return self._file.encoding
+
+    def isatty(self) -> bool:
+        """Whether somebody sits there."""
+        return self._file.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor below."""
+        return self._file.fileno()
+
+    def write(self, text: str) -> int:
+        """Takes text, or drops it."""
+        if not self._gone:
+            try:
+                return self._file.write(text)
+            except OSError as error:
+                self._give_up(error)
+        return len(text)
+
+    def flush(self) -> None:
+        """Hands on what was written."""
+        if not self._gone:
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._gone = True
+        with suppress(OSError, ValueError):
+            # What is still in the buffer would fail once more when Python ends, and change the exit code.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._file.fileno())
+        if not isinstance(error, BrokenPipeError):
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"esper: standard output cannot be written ({error}). The run goes on without it\n")
+
+
+def run_console() -> Console:
+    """The console of a command that trains: nothing that happens to it ends the training."""
+    return Console(file=PatientFile(sys.stdout))  # type: ignore[arg-type]
+
+
+class RunProgress(Progress):
+    """Bars, each with its facts and its verdict below, so that 80 columns are enough. Drawn on terminals only."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar of every run and what is known about it."""
+        for task in self.tasks:
+            yield self.make_tasks_table([task])
+            yield from task.fields["below"]
+
+
+class LiveConsole:
+    """Shows one run.
+
+    Args:
+        progress: Where its bar goes. Runs that are trained in turns share one.
+        label: Name of the bar.
+        rounds: Rounds of the whole run.
+        horizon: Steps of a round.
+        done: Rounds that were done before, by a run that is resumed.
+        opening: What to say first, line by line.
+    """
+
+    name = "console"
+
+    def __init__(
+        self, progress: RunProgress, *, label: str, rounds: int, horizon: int, done: int, opening: Iterable[str] = ()
+    ) -> None:
+        self._progress, self._console = progress, progress.console
+        self._label, self._rounds, self._horizon, self._done = label, rounds, horizon, done
+        self._opening = tuple(opening)
+        self._view: RunView | None = None
+        self._accuracies: dict[int, float] = {}
+        self._facts = ""
+        self._verdict: Verdict | None = None
+
+    def start(self) -> None:
+        """Says what begins, and draws the empty bar."""
+        for line in self._opening:
+            self._say(Text(line))
+        self._bar = self._progress.add_task(
+            self._title(self._done), total=self._rounds * self._horizon, completed=self._done * self._horizon, below=()
+        )
+        self._progress.start()
+
+    def write(self, line: LoggedEvent) -> bool:
+        """Takes one event; most change nothing on the screen until the next step."""
+        first = replace(EMPTY, log=replace(EMPTY.log, last_seq=line.seq - 1))  # a resumed run does not begin at 0
+        self._view = fold(first if self._view is None else self._view, line)
+        if isinstance(line.data, RoundCompleted):
+            self._round(line, line.data)
+            return True
+        if isinstance(line.data, EpochCompleted) and line.env is not None:
+            self._accuracies[line.env] = line.data.val_accuracy_pct
+        elif line.severity in ATTENTION and line.type not in SAID_ELSEWHERE:
+            where = "" if line.env is None else f" env {line.env}"
+            self._say(Text(clean(f"{self._label} round {self._now(line)}{where}: "), "dim").append(_warning(line)))
+            return True
+        return False
+
+    def tick(self, round: int, epoch: int) -> None:
+        """Moves the bar."""
+        self._progress.update(
+            self._bar,
+            completed=round * self._horizon + epoch,
+            description=self._title(min(round + 1, self._rounds)),
+            below=self._below(),
+        )
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def close(self) -> None:
+        """Leaves the screen as it is."""
+        self._progress.stop()
+
+    def _round(self, line: LoggedEvent, data: RoundCompleted) -> None:
+        assert line.round is not None
+        assert self._view is not None
+        committed = data.committed_accuracy_pct
+        self._facts = (
+            f"committed {'not measured' if committed is None else f'{committed:.1f} %'}  "
+            f"return {data.return_mean:+.3f} ± {data.return_std:.3f}  params {data.params_ratio_mean:.2f}x  "
+            f"rollbacks {data.num_rollbacks}"
+        )
+        self._verdict = verdict(self._view, None, line.wall)
+        done = line.round + 1
+        self._progress.update(self._bar, completed=done * self._horizon, below=self._below())
+        if not self._console.is_terminal:
+            left_s = data.duration_s * (self._rounds - done)
+            self._say(
+                Text(
+                    f"{self._label} round {done}/{self._rounds}  {self._facts}  "
+                    f"{data.duration_s:.1f} s  about {left_s / 60:.0f} min left  {self._verdict.state.value}"
+                )
+            )
+
+    def _below(self) -> tuple[Text, ...]:
+        now = f"now {sum(self._accuracies.values()) / len(self._accuracies):.1f} %  " if self._accuracies else ""
+        facts = Text(f"  {now}{self._facts}", "dim", no_wrap=True, overflow="ellipsis")
+        if self._verdict is None:
+            return (facts,)
+        said = clean(f"  {self._verdict.headline}")
+        return facts, Text(said, STYLES[self._verdict.severity], no_wrap=True, overflow="ellipsis")
+
+    def _title(self, round_now: int) -> str:
+        return clean(f"{self._label} {round_now}/{self._rounds}")
+
+    def _now(self, line: LoggedEvent) -> str:
+        return "-" if line.round is None else str(line.round + 1)
+
+    def _say(self, text: Text) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+
+def _warning(line: LoggedEvent) -> Text:
+    said = f"{line.severity.value} {line.type.value}: {describe(line.data)}"
+    return Text(clean(said), STYLES[line.severity])

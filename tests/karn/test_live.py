@@ -1,0 +1,175 @@
+"""A run on the screen: what it shows, and that nothing that happens to the screen touches anything else."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from esper.karn.live import LiveConsole, PatientFile, RunProgress
+from esper.leyline import LoggedEvent, Severity, TelemetryEventType, make_event
+from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.nissa import NullHub
+from tests.karn.logs import action_taken, anomaly, checkpoint, ended, epoch_completed, round_completed, started
+
+T = TelemetryEventType
+
+
+def logged(
+    kind: TelemetryEventType, data: Any, severity: Severity = Severity.INFO, *, seq: int, **ids: int
+) -> LoggedEvent:
+    where = {"round": None, "episode": None, "env": None, "epoch": None, **ids}
+    head: dict[str, Any] = {"v": 1, "run": "r", "attempt": 0, "seq": seq, "wall": 0.0, "mono": 0.0, "group": "main"}
+    return LoggedEvent(**head, type=kind, severity=severity, data=data, **where)
+
+
+def screen(file: Any, *, terminal: bool = False, **options: Any) -> LiveConsole:
+    console = Console(file=file, force_terminal=terminal, width=80, color_system=None, legacy_windows=False)
+    settings = {"label": "ppo", "rounds": 4, "horizon": 5, "done": 0, **options}
+    return LiveConsole(RunProgress(console), **settings)
+
+
+def shown(*events: LoggedEvent, **options: Any) -> str:
+    file = io.StringIO()
+    live = screen(file, **options)
+    live.start()
+    for event in events:
+        live.write(event)
+    live.close()
+    return file.getvalue()
+
+
+def test_away_from_a_terminal_every_round_is_a_line() -> None:
+    text = shown(
+        logged(T.RUN_STARTED, started(), seq=0),
+        logged(T.ROUND_COMPLETED, round_completed(committed_accuracy_pct=61.25, num_rollbacks=2), seq=1, round=0),
+        logged(T.ROUND_COMPLETED, round_completed(committed_accuracy_pct=None), seq=2, round=1),
+        opening=("digits: what it is", "run [a]"),
+    )
+    opening, where, first, second = text.splitlines()
+    assert (opening, where) == ("digits: what it is", "run [a]"), "brackets are no markup"
+    assert first.startswith("ppo round 1/4  committed 61.2 %")
+    assert "rollbacks 2" in first
+    assert first.endswith("steady"), "the verdict in a word"
+    assert "round 2/4  committed not measured" in second
+
+
+@pytest.mark.parametrize("severity", [Severity.WARNING, Severity.ERROR, Severity.CRITICAL])
+def test_every_warning_is_a_line(severity: Severity) -> None:
+    event = logged(T.ANOMALY_DETECTED, anomaly(), severity, seq=0, round=2, episode=2, env=1, epoch=3)
+    (line,) = shown(event).splitlines()
+    assert line.startswith(f"ppo round 3 env 1: {severity.value} ANOMALY_DETECTED: entered")
+
+
+def test_what_the_command_itself_says_is_not_said_twice() -> None:
+    events = (
+        logged(T.CHECKPOINT_RECORDED, checkpoint(action="save_failed", error="no room"), Severity.ERROR, seq=0),
+        logged(T.RUN_ENDED, ended(status="failed"), Severity.ERROR, seq=1),
+    )
+    assert shown(*events) == ""
+
+
+def test_a_terminal_shows_bar_facts_and_verdict_within_80_columns() -> None:
+    file = io.StringIO()
+    live = screen(file, terminal=True)
+    live.start()
+    live.write(logged(T.RUN_STARTED, started(), seq=0))
+    ids: dict[str, int] = {"round": 0, "episode": 0, "epoch": 1}
+    live.write(logged(T.EPOCH_COMPLETED, epoch_completed(val_accuracy_pct=40.0), seq=1, env=0, **ids))
+    live.write(logged(T.EPOCH_COMPLETED, epoch_completed(val_accuracy_pct=50.0), seq=2, env=1, **ids))
+    live.write(logged(T.ROUND_COMPLETED, round_completed(), seq=3, round=0))
+    live.tick(1, 2)
+    live._progress.refresh()
+    live.close()
+    drawn = Text.from_ansi(file.getvalue().replace("\r", "\n")).plain
+    last = [line.rstrip() for line in drawn.splitlines() if line.strip()][-3:]
+    assert last[0].startswith("ppo 2/4")
+    assert " 35 %" in last[0]
+    assert "ETA" in last[0]
+    assert last[1].startswith("  now 45.0 %  committed")
+    assert last[2] == "  steady"
+    assert max(map(len, last)) <= 80
+
+
+def test_a_resumed_run_does_not_miss_what_came_before_it() -> None:
+    live = screen(io.StringIO(), done=2)
+    live.start()
+    for seq in (500, 501):
+        live.write(logged(T.ROUND_COMPLETED, round_completed(), seq=seq, round=seq - 498))
+    assert live._view is not None
+    assert live._view.log.num_missing == 0
+
+
+def test_steps_alone_are_no_use_to_the_screen() -> None:
+    live = screen(io.StringIO())
+    live.start()
+    ids: dict[str, int] = {"round": 0, "episode": 0, "env": 0, "epoch": 0}
+    assert not live.write(logged(T.ACTION_TAKEN, action_taken(), seq=0, **ids))
+    assert live.write(logged(T.ROUND_COMPLETED, round_completed(), seq=1, round=0))
+
+
+class Unwritable(io.StringIO):
+    """Fails like a full disk, or like a pipe whose reader has gone."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+        self.tries = 0
+
+    def write(self, text: str) -> int:
+        self.tries += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(OSError(28, "No space left on device"), 1), (BrokenPipeError(32, "Broken pipe"), 0)]
+)
+def test_output_that_cannot_be_written_is_given_up_once(
+    error: OSError, told: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Unwritable(error)
+    patient = PatientFile(file)
+    for _ in range(3):
+        assert patient.write("words") == 5
+        patient.flush()
+    assert file.tries == 1
+    assert capsys.readouterr().err.count("The run goes on without it") == told
+
+
+def test_a_screen_that_blocks_holds_nobody_up(capsys: pytest.CaptureFixture[str]) -> None:
+    release = threading.Event()
+
+    class Blocking(io.StringIO):
+        def write(self, text: str) -> int:
+            release.wait(60)
+            return len(text)
+
+    hub = NullHub(backends=(screen(Blocking()),))
+    for number in range(4):
+        hub.emit(make_event(T.ROUND_COMPLETED, round_completed(), round=number))
+        hub.progress("play", round=number, epoch=0)
+    assert hub.close(0.2).backends["console"].state == "hung"
+    assert "console is switched off" in capsys.readouterr().err
+    release.set()
+
+
+def test_training_survives_a_reader_that_leaves(tmp_path: Path) -> None:
+    """As with `esper train | head -1`: the pipe breaks, the run is trained and saved to its end, and the code is 0."""
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "esper.scripts.train", "wait_only", "--preset", "smoke", "--task", "digits_mlp"]
+    command += ["--workers", "1", "--runs", str(tmp_path), "--run-id", "a"]
+    process = subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    os.read(read, 1)
+    os.close(read)
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert (tmp_path / "a" / CHECKPOINTS_DIR / "ckpt-00000002").is_dir()
