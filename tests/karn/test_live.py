@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from esper.karn.live import LiveConsole, PatientFile, RunProgress
+from esper.karn.live import LiveConsole, PatientFile, RunProgress, run_console
 from esper.leyline import LoggedEvent, Severity, TelemetryEventType, make_event
 from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.nissa import NullHub
@@ -75,6 +75,21 @@ def test_what_the_command_itself_says_is_not_said_twice() -> None:
         logged(T.RUN_ENDED, ended(status="failed"), Severity.ERROR, seq=1),
     )
     assert shown(*events) == ""
+
+
+def test_a_quiet_screen_says_how_the_run_began_and_nothing_else() -> None:
+    text = shown(
+        logged(T.ROUND_COMPLETED, round_completed(), seq=0, round=0),
+        logged(T.ANOMALY_DETECTED, anomaly(), Severity.CRITICAL, seq=1, round=0),
+        opening=("digits",),
+        quiet=True,
+    )
+    assert text == "digits\n"
+
+
+@pytest.mark.parametrize(("mode", "terminal"), [("rich", True), ("plain", False)])
+def test_a_person_may_say_what_standard_output_is(mode: str, terminal: bool) -> None:
+    assert run_console(mode).is_terminal is terminal
 
 
 def test_a_terminal_shows_bar_facts_and_verdict_within_80_columns() -> None:

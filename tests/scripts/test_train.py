@@ -46,6 +46,13 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, capsys):
     assert (tmp_path / "a" / CHECKPOINTS_DIR / "ckpt-00000003").is_dir()
 
 
+def test_a_run_may_be_silent(tmp_path, capsys):
+    train("wait_only", *SMOKE, "--rounds", 1, "--runs", tmp_path, "--run-id", "a", "--console", "off")
+    shown = capsys.readouterr().out
+    assert "round 1/1" not in shown
+    assert "Done." in shown
+
+
 def test_a_file_may_name_the_controller_and_the_command_line_goes_before_it(tmp_path):
     file = tmp_path / "rule.json"
     file.write_text('{"controller": "heuristic"}')
@@ -93,6 +100,7 @@ def test_two_configurations_are_compared_on_the_same_hosts(tmp_path, capsys):
         (["--dual-ab", "shaped", "sparse", "--run-id", "b"], "--run-id does not go with --dual-ab: it starts two new"),
         (["--dual-ab", "shaped", "sparse", "--group", "g"], "--group does not go with --dual-ab: it starts two new"),
         (["--dual-ab", "shaped", "sparse", "--resume", "a"], "--resume does not go with --dual-ab: it starts two new"),
+        (["--console", "loud"], "console must be one of auto, rich, plain, off, got 'loud'"),
         (["--level", "loud"], "level must be one of off, minimal, normal, debug, got 'loud'"),
     ],
 )

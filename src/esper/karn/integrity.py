@@ -21,7 +21,7 @@ from esper.leyline import (
     TelemetryEventType,
     record,
 )
-from esper.leyline.rundir import MANIFEST_FILE, SEGMENTS_DIR
+from esper.leyline.rundir import EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
 
 MAX_PROBLEMS = 100
 """Problems that are spelled out; a damaged disk can make millions."""
@@ -179,6 +179,9 @@ def _against_manifest(run_dir: Path, files: Sequence[LogFile], run: str | None) 
     if run is not None and manifest.run != run:
         yield f"{MANIFEST_FILE} is of run {manifest.run}, the log of run {run}"
     listed = {f"{SEGMENTS_DIR}/{segment.name}": segment for segment in manifest.segments}
+    for file in files:
+        if file.name == EVENTS_FILE and manifest.active is not None:
+            yield from _against_entry(file, manifest.active)
     closed = {file.name: file for file in files if file.name.startswith(SEGMENTS_DIR)}
     for name in sorted(listed.keys() | closed.keys()):
         if name not in closed:

@@ -78,9 +78,14 @@ class PatientFile:
                 sys.stderr.write(f"esper: standard output cannot be written ({error}). The run goes on without it\n")
 
 
-def run_console() -> Console:
-    """The console of a command that trains: nothing that happens to it ends the training."""
-    return Console(file=PatientFile(sys.stdout))  # type: ignore[arg-type]
+def run_console(mode: str = "auto") -> Console:
+    """The console of a command that trains: nothing that happens to it ends the training.
+
+    Args:
+        mode: "rich" for a terminal, "plain" for none; any other lets standard output decide.
+    """
+    terminal = {"rich": True, "plain": False}.get(mode)
+    return Console(file=PatientFile(sys.stdout), force_terminal=terminal)  # type: ignore[arg-type]
 
 
 class RunProgress(Progress):
@@ -115,16 +120,25 @@ class LiveConsole:
         horizon: Steps of a round.
         done: Rounds that were done before, by a run that is resumed.
         opening: What to say first, line by line.
+        quiet: True to say nothing else, not even warnings: the log has them.
     """
 
     name = "console"
 
     def __init__(
-        self, progress: RunProgress, *, label: str, rounds: int, horizon: int, done: int, opening: Iterable[str] = ()
+        self,
+        progress: RunProgress,
+        *,
+        label: str,
+        rounds: int,
+        horizon: int,
+        done: int,
+        opening: Iterable[str] = (),
+        quiet: bool = False,
     ) -> None:
         self._progress, self._console = progress, progress.console
         self._label, self._rounds, self._horizon, self._done = label, rounds, horizon, done
-        self._opening = tuple(opening)
+        self._opening, self._quiet = tuple(opening), quiet
         self._view: RunView | None = None
         self._accuracies: dict[int, float] = {}
         self._facts = ""
@@ -134,6 +148,8 @@ class LiveConsole:
         """Says what begins, and draws the empty bar."""
         for line in self._opening:
             self._say(Text(line))
+        if self._quiet:
+            return
         self._bar = self._progress.add_task(
             self._title(self._done), total=self._rounds * self._horizon, completed=self._done * self._horizon, below=()
         )
@@ -141,6 +157,8 @@ class LiveConsole:
 
     def write(self, line: LoggedEvent) -> bool:
         """Takes one event; most change nothing on the screen until the next step."""
+        if self._quiet:
+            return False
         first = replace(EMPTY, log=replace(EMPTY.log, last_seq=line.seq - 1))  # a resumed run does not begin at 0
         self._view = fold(first if self._view is None else self._view, line)
         if isinstance(line.data, RoundCompleted):
@@ -156,6 +174,8 @@ class LiveConsole:
 
     def tick(self, round: int, epoch: int) -> None:
         """Moves the bar."""
+        if self._quiet:
+            return
         self._progress.update(
             self._bar,
             completed=round * self._horizon + epoch,

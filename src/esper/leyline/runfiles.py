@@ -48,6 +48,8 @@ class RunManifest:
     group: str
     attempts: tuple[AttemptEntry, ...]
     segments: tuple[SegmentEntry, ...]
+    active: SegmentEntry | None = None
+    """The active file as it was when its process ended in good order; None while it is written, and after a crash."""
 
 
 @record

@@ -84,6 +84,15 @@ class LogFile:
         if not self._manifest_current:
             self._save_manifest()
 
+    def seal(self) -> None:
+        """Enters the file into the manifest as it is now: its last line is written.
+
+        Raises:
+            OSError: The manifest cannot be written.
+        """
+        self._manifest = replace(self._manifest, active=self._entry(EVENTS_FILE))
+        self._save_manifest()
+
     def close(self) -> None:
         """Releases the file. It stays the active segment until a new attempt begins."""
         if self._fd is not None:
@@ -107,16 +116,7 @@ class LogFile:
 
     def _rotate(self) -> None:
         part = next_part(self._manifest.segments, self.attempt)
-        entry = SegmentEntry(
-            name=segment_name(self.attempt, part),
-            attempt=self.attempt,
-            first_seq=self._tally.first_seq,
-            last_seq=self._tally.last_seq,
-            num_lines=self._tally.num_lines,
-            num_bytes=self._tally.num_bytes,
-            sha256=self._tally.digest.hexdigest(),
-            torn_tail_bytes=0,
-        )
+        entry = self._entry(segment_name(self.attempt, part))
         fd = self._open()
         self._cut_back(fd)
         os.fsync(fd)
@@ -126,6 +126,19 @@ class LogFile:
         self._manifest_current = False
         self._tally = _Tally()
         self._save_manifest()
+
+    def _entry(self, name: str) -> SegmentEntry:
+        """What the manifest has to say about the active file, under a name."""
+        return SegmentEntry(
+            name=name,
+            attempt=self.attempt,
+            first_seq=self._tally.first_seq,
+            last_seq=self._tally.last_seq,
+            num_lines=self._tally.num_lines,
+            num_bytes=self._tally.num_bytes,
+            sha256=self._tally.digest.hexdigest(),
+            torn_tail_bytes=0,
+        )
 
     def _save_manifest(self) -> None:
         write_manifest(self._run_dir, self._manifest)

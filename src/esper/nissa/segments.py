@@ -91,10 +91,11 @@ def begin_attempt(
     segments = (*manifest.segments, *_unlisted(run_dir, manifest))
     if (run_dir / EVENTS_FILE).exists():
         left = manifest.attempts[-1].attempt if manifest.attempts else 0
-        segments = (*segments, _close_left_over(run_dir, left, segments))
+        segments = (*segments, _close_left_over(run_dir, left, segments, manifest.active))
     attempt = manifest.attempts[-1].attempt + 1 if manifest.attempts else 0
     begun = AttemptEntry(attempt=attempt, first_seq=first_seq, started_wall=time.time())
-    made = replace(manifest, v=SCHEMA_VERSION, attempts=(*manifest.attempts, begun), segments=segments)
+    attempts = (*manifest.attempts, begun)
+    made = replace(manifest, v=SCHEMA_VERSION, attempts=attempts, segments=segments, active=None)
     write_manifest(run_dir, made)
     return made
 
@@ -161,13 +162,17 @@ def close_segment(run_dir: Path, attempt: int, part: int) -> Path:
     return target
 
 
-def _close_left_over(run_dir: Path, attempt: int, segments: tuple[SegmentEntry, ...]) -> SegmentEntry:
+def _close_left_over(
+    run_dir: Path, attempt: int, segments: tuple[SegmentEntry, ...], known: SegmentEntry | None
+) -> SegmentEntry:
+    """Closes the active file of an earlier start. What its own process said about it stays what it is held against."""
     fd = os.open(run_dir / EVENTS_FILE, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-    return scan_segment(close_segment(run_dir, attempt, next_part(segments, attempt)))
+    path = close_segment(run_dir, attempt, next_part(segments, attempt))
+    return scan_segment(path) if known is None else replace(known, name=path.name)
 
 
 def _unlisted(run_dir: Path, manifest: RunManifest) -> list[SegmentEntry]:

@@ -82,7 +82,12 @@ class LogWriter:
     def close(self) -> None:
         """A last try to make everything durable, then the file is released."""
         self.retry(now=True)
-        self.sync()
+        if self.sync():
+            try:
+                self._log.seal()
+            except OSError as error:
+                self.sync_error = _say(error)
+                self._complain(f"the event log is written, but its manifest cannot be ({self.sync_error})")
         self._log.close()
 
     def _encode(self, event: LoggedEvent) -> _Line | None:

@@ -137,7 +137,7 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
     from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
-    config, console = start.config, run_console()
+    config, console = start.config, run_console(start.config.console)
     task = training_task(config)
     screen = LiveConsole(
         RunProgress(console),
@@ -145,6 +145,7 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
         rounds=config.rounds,
         horizon=task.horizon,
         done=start.rounds_done,
+        quiet=config.console == "off",
         opening=(
             f"{task.name}: {task.description}",
             f"{config.controller}, {config.rounds} rounds of {config.envs} hosts x {task.horizon} epochs, "
@@ -200,7 +201,8 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
     from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
-    console, (a, b) = run_console(), (replace(config, require_complete=True) for _, config in sides)
+    a, b = (replace(config, require_complete=True) for _, config in sides)
+    console = run_console(a.console)
     check_comparable(a, b)
     for config in (a, b):
         _check_before_writing(config, data_dir)
@@ -215,6 +217,7 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
             rounds=a.rounds,
             horizon=horizon,
             done=0,
+            quiet=a.console == "off",
             opening=(*said, f"{name}: run {start.run.path}"),
         )
         for name, start, said in zip(names, starts, ((differences,), ()), strict=True)

@@ -25,12 +25,15 @@ LEARNED = "ppo"
 WORKER_KINDS: tuple[str, ...] = ("auto", "inline", "process")
 LEVELS: tuple[str, ...] = tuple(level.name.lower() for level in TelemetryLevel)
 MAX_JSON_BYTES = 1 << 20
+CONSOLES: tuple[str, ...] = ("auto", "rich", "plain", "off")
+"""A bar on a terminal and lines elsewhere; always a bar; always lines; only how it began and ended."""
 EXPORTERS: tuple[str, ...] = get_args(Exporter)
 FREE_ON_RESUME: tuple[str, ...] = (
     "rounds",
     "workers",
     "worker_kind",
     "level",
+    "console",
     "exporters",
     "escalation_epochs",
     "keep_checkpoints",
@@ -148,6 +151,7 @@ class TrainingConfig:
     )
 
     level: str = _option("records", f"how much is logged: {', '.join(LEVELS)}; never changes a result", "normal")
+    console: str = _option("records", f"what is shown meanwhile: {', '.join(CONSOLES)}", "auto")
     exporters: tuple[Exporter, ...] = _option("records", f"also write to: {', '.join(EXPORTERS)}", ())
     escalation_epochs: int = _option("records", "epochs told at level debug after an alarm; 0 for none", 5)
     keep_checkpoints: int = _option("records", "newest checkpoints that stay on disk", 3)
@@ -163,6 +167,7 @@ class TrainingConfig:
                 raise ValueError(f"{name} must be {allowed.text}, got {value} (from --{name.replace('_', '-')})")
         _one_of("worker_kind", self.worker_kind, WORKER_KINDS)
         _one_of("level", self.level, LEVELS)
+        _one_of("console", self.console, CONSOLES)
         get_mode(self.reward_mode)
         self._check_together()
 

@@ -40,7 +40,8 @@ from esper.simic.training.vectorized import CALIBRATIONS_DIR, AgentReads, open_t
 from esper.simic.training.vectorized_trainer import StopRequest, VectorizedPPOTrainer
 from esper.tolaria.messages import StepCancelled
 
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 10.0
+"""Most time that the log and its exporters get to end; an upload may need some of it."""
 TRACEBACK_CHARACTERS = 2_000
 
 
