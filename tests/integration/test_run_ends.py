@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 
 from esper.karn.integrity import check_run
+from esper.karn.replay import replay
 from esper.leyline import TelemetryEventType
 from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.nissa import TelemetryHub, begin_attempt, hub
@@ -183,3 +184,32 @@ def test_studies_need_whole_logs_from_the_first_start_and_on_every_other(tmp_pat
     assert first.config.require_complete
     run_and_show(first, None)
     assert study._start(replace(TINY, rounds=1), tmp_path / "policy-0").config.require_complete
+
+
+def test_a_sitting_without_a_log_hides_nothing_of_those_before_it(tmp_path):
+    config = replace(TINY, rounds=2, checkpoint_s=0.0)
+    run_and_show(session.start_new(config, tmp_path, "a"), None)
+    before = [line["seq"] for line in lines(tmp_path / "a")]
+    run_and_show(session.start_again(tmp_path / "a", {"rounds": 3, "level": "off"}), None)
+    run_and_show(session.start_again(tmp_path / "a", {"rounds": 4, "level": "normal"}), None)
+    counted = [event for event in replay(tmp_path / "a") if event.type.value == "ROUND_COMPLETED"]
+    assert [event.round for event in counted] == [0, 1, 3], "the round that was not logged is the only one missing"
+    assert len(before) > 10
+    found = check_run(tmp_path / "a")
+    assert found.problems == ()
+    assert found.num_superseded <= 3, "what followed the last checkpoint: its record and the end"
+
+
+def test_a_resume_on_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
+    run_and_show(session.start_new(replace(TINY, rounds=1), tmp_path, "a"), None)
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("esper.nissa.segments.replace_file", full)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--resume", str(tmp_path / "a"), "--rounds", "2"])
+    assert caught.value.code == 6
+    told = capsys.readouterr().err
+    assert "No space left on device" in told
+    assert "Traceback" not in told

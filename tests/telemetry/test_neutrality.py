@@ -1,5 +1,6 @@
 """Telemetry changes no trained bit: at any level, with alarms at every turn, with listeners that fail or hang."""
 
+import io
 import sys
 import threading
 import time
@@ -8,8 +9,10 @@ from functools import partial
 from types import ModuleType
 
 import pytest
+from rich.console import Console
 
 from esper.karn.integrity import check_run
+from esper.karn.live import LiveConsole, PatientFile, RunProgress
 from esper.leyline import TelemetryLevel
 from esper.nissa import NULL_HUB, TelemetryHub
 from esper.scripts.cli import main
@@ -95,6 +98,50 @@ def test_listeners_that_raise_or_hang_change_nothing(tmp_path, silent):
         report = hub.close(2.0)
         never.set()
     assert report.complete, "the log itself lacks nothing"
+
+
+class Held(io.StringIO):
+    """A terminal that takes nothing until it is let go."""
+
+    def __init__(self, let_go):
+        super().__init__()
+        self._let_go = let_go
+
+    def write(self, text):
+        self._let_go.wait(60)
+        return len(text)
+
+
+class Full(io.StringIO):
+    """A disk without room."""
+
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("kind", "terminal", "ends"),
+    [
+        ("shown", True, "closed"),
+        ("shown", False, "closed"),
+        ("full", True, "closed"),
+        ("full", False, "closed"),
+        ("held", False, "hung"),
+    ],
+)
+def test_a_screen_changes_nothing_whatever_happens_to_it(tmp_path, silent, kind, terminal, ends):
+    let_go = threading.Event()
+    file = {"shown": io.StringIO(), "full": Full(), "held": Held(let_go)}[kind]
+    progress = RunProgress(Console(file=PatientFile(file), force_terminal=terminal, width=80))
+    screen = LiveConsole(progress, label="ppo", rounds=RUN.rounds, horizon=RUN.episode_length, done=0)
+    hub = open_log(tmp_path, backends=(screen,), hang_s=0.5)
+    try:
+        assert run_with(hub, RUN, TelemetryLevel.NORMAL) == silent
+    finally:
+        report = hub.close(2.0)
+        let_go.set()
+    assert report.complete, "the log itself lacks nothing"
+    assert report.backends["console"].state == ends
 
 
 def with_listeners(listeners, *arguments, **options):
