@@ -1,0 +1,79 @@
+"""How often tensors are read as numbers in a step: the policy's side reads once for all envs, and so does the log.
+
+Hosts read their own gradients, env by env: gates need them at every level, and no log makes them read more often.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from torch import Tensor
+
+from esper.leyline import TelemetryLevel
+from esper.nissa.null import NullHub
+from esper.simic.client import SimicClient
+from esper.simic.training.recorder import RunRecorder
+from esper.tolaria.pool import EnginePool
+from tests.simic.training.runs import TINY
+from tests.telemetry.logs import run_with
+
+STEPS = 3
+READS = ("tolist", "item", "cpu", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__")
+PARTS = {"act": (SimicClient, "act"), "price": (SimicClient, "store"), "tell": (RunRecorder, "step")}
+PARTS["train"] = (EnginePool, "step")
+OFF, NORMAL = TelemetryLevel.OFF, TelemetryLevel.NORMAL
+
+
+def reads_of_a_round(num_envs, level):
+    """By part of the step and way to read, how often that happened in a round."""
+    found, inside = Counter(), []
+
+    def counting(name, read):
+        def wrapped(tensor, *arguments, **options):
+            found.update([(inside[-1], name)] if inside else [])
+            return read(tensor, *arguments, **options)
+
+        return wrapped
+
+    def entering(part, call):
+        def wrapped(*arguments):
+            inside.append(part)
+            try:
+                return call(*arguments)
+            finally:
+                inside.pop()
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in READS:
+            patch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
+        for part, (kind, name) in PARTS.items():
+            patch.setattr(kind, name, entering(part, getattr(kind, name)))
+        run = replace(TINY, rounds=1, envs=num_envs, episode_length=STEPS)
+        run_with(NullHub(), run, level, escalate_on_anomaly=False)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reads():
+    return {(envs, level): reads_of_a_round(envs, level) for envs in (2, 8) for level in (OFF, NORMAL)}
+
+
+def of(found, *parts):
+    return {key: count for key, count in found.items() if key[0] in parts}
+
+
+@pytest.mark.parametrize("level", [OFF, NORMAL])
+def test_choosing_pricing_and_telling_read_as_often_for_many_envs_as_for_few(reads, level):
+    few, many = (of(reads[envs, level], "act", "price", "tell") for envs in (2, 8))
+    assert few == many
+    assert few["act", "tolist"] == STEPS, "the choices of all envs at once"
+
+
+@pytest.mark.parametrize("num_envs", [2, 8])
+def test_a_log_adds_four_reads_of_the_decision_to_a_step_and_no_other(reads, num_envs):
+    """Of tensors that are in the CPU's memory already; nothing is fetched from a device."""
+    added = reads[num_envs, NORMAL] - reads[num_envs, OFF]
+    assert added == {("tell", "tolist"): 4 * STEPS}
+    assert of(reads[num_envs, NORMAL], "train") == of(reads[num_envs, OFF], "train") != {}
