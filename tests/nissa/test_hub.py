@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import RunStatus, Severity
+from esper.leyline import CheckpointRecorded, RunStatus, Severity, TelemetryEvent, TelemetryEventType, make_event
 from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
 from esper.nissa import NULL_HUB, NullHub, TelemetryHub, begin_attempt, get_hub, set_hub
 from esper.nissa import hub as hub_module
+from esper.nissa.jsonl import LogFile
 from tests.nissa.events import ended, open_hub, read_lines, trend, unexplained
+from tests.nissa.samples import round_completed
 from tests.nissa.test_backends import Listener
 
 
@@ -61,6 +63,60 @@ def test_an_urgent_event_does_not_wait(tmp_path: Path) -> None:
         hub.emit(ended(severity=Severity.ERROR))
         with hub._changed:
             assert hub._changed.wait_for(lambda: hub._writer.num_written == 1, 10)
+
+
+def checkpoint(severity: Severity) -> TelemetryEvent:
+    data = CheckpointRecorded(
+        action="save_failed",
+        path="checkpoints/round 1",
+        round=1,
+        next_seq=0,
+        size_bytes=None,
+        save_ms=None,
+        manifest_sha256=None,
+        error="No space left",
+    )
+    return make_event(TelemetryEventType.CHECKPOINT_RECORDED, data, severity)
+
+
+def calls_of(log: LogFile, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the log's file is asked for from now on."""
+    calls: list[str] = []
+    append, sync = log.append, log.sync
+    monkeypatch.setattr(log, "append", lambda lines, seqs: (calls.append("append"), append(lines, seqs)))
+    monkeypatch.setattr(log, "sync", lambda: (calls.append("sync"), sync()))
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("event", "durable"),
+    [
+        (make_event(TelemetryEventType.ROUND_COMPLETED, round_completed(num_env_steps_total=1), round=0), True),
+        (ended(), True),
+        (checkpoint(Severity.ERROR), True),
+        (checkpoint(Severity.CRITICAL), True),
+        (checkpoint(Severity.WARNING), False),
+        (trend(), False),
+    ],
+    ids=["a round's end", "the run's end", "error", "critical", "warning", "anything else"],
+)
+def test_what_ends_something_or_is_urgent_is_durable_as_soon_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: TelemetryEvent, durable: bool
+) -> None:
+    with open_hub(tmp_path, strict=True, flush_interval_s=60.0) as hub:
+        calls = calls_of(hub._writer._log, monkeypatch)
+        hub.emit(event)
+        assert hub.flush(10)
+        assert calls == ["append", "sync"][: 1 + durable]
+
+
+def test_the_fullest_the_queue_has_been_is_remembered(tmp_path: Path) -> None:
+    with open_hub(tmp_path, flush_interval_s=60.0) as hub:
+        for _ in range(5):
+            hub.emit(trend())
+        assert hub.flush(10)
+        hub.emit(trend())
+        assert hub.health().queue_high_water == 5
 
 
 def test_a_full_queue_loses_only_what_may_be_lost_and_says_so(tmp_path: Path) -> None:
