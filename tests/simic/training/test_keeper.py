@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from esper.leyline import CheckpointRecorded, Severity, TelemetryEvent
 from esper.nissa.null import NullHub
+from esper.nissa.reports import HubHealth
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.keeper import CheckpointKeeper
 from tests.simic.training.saving import contents, names, run_with
@@ -17,6 +21,15 @@ class Log(NullHub):
         super().__init__()
         self.now_s = 0.0
         self.flushes_s: list[float] = []
+        self.num_dropped: dict[str, int] = {}
+        self.told: list[tuple[Severity, str, int, str | None]] = []
+
+    def emit(self, event: TelemetryEvent) -> None:
+        assert isinstance(event.data, CheckpointRecorded)
+        self.told.append((event.severity, event.data.action, event.data.round, event.data.error))
+
+    def health(self) -> HubHealth:
+        return replace(super().health(), num_dropped=self.num_dropped)
 
     def flush(self, timeout: float, *, fsync: bool = False) -> bool:
         took_s = self.flushes_s.pop(0) if self.flushes_s else 0.0
@@ -24,10 +37,9 @@ class Log(NullHub):
         return took_s < timeout
 
 
-def keeper_of(folder: Path, log: Log) -> CheckpointKeeper:
-    return CheckpointKeeper(
-        run_with(folder), log, attempt=0, resumed_from=None, config=TrainingConfig(), clock=lambda: log.now_s
-    )
+def keeper_of(folder: Path, log: Log, **changes: Any) -> CheckpointKeeper:
+    config = TrainingConfig(**changes)
+    return CheckpointKeeper(run_with(folder), log, attempt=0, resumed_from=None, config=config, clock=lambda: log.now_s)
 
 
 def test_one_slow_flush_does_not_put_off_saving_for_half_an_hour(tmp_path: Path) -> None:
@@ -43,3 +55,21 @@ def test_one_slow_flush_does_not_put_off_saving_for_half_an_hour(tmp_path: Path)
     assert saved == [1, 3, 4, 5]
     assert keeper.saved_index == 5
     assert names(keeper._run) == [f"ckpt-{index:08d}" for index in (3, 4, 5)]
+
+
+def test_a_save_that_the_log_does_not_allow_is_told_as_failed(tmp_path: Path) -> None:
+    log = Log()
+    keeper = keeper_of(tmp_path, log, checkpoint_s=0.0, require_complete=True)
+    log.flushes_s = [60.0]
+    keeper.offer(1, lambda: contents(1), score=None, last=False)
+    log.now_s += 60.0
+    log.num_dropped = {"EPOCH_COMPLETED": 1}
+    keeper.offer(2, lambda: contents(2), score=None, last=False)
+    log.num_dropped = {}
+    keeper.offer(3, lambda: contents(3), score=None, last=False)
+    assert log.told == [
+        (Severity.ERROR, "save_failed", 1, "the event log cannot be made durable"),
+        (Severity.ERROR, "save_failed", 2, "the event log has lost events, and this run needs them all"),
+        (Severity.INFO, "saved", 3, None),
+    ]
+    assert names(keeper._run) == ["ckpt-00000003"]

@@ -1,17 +1,18 @@
 """The log of real runs: two events about the same thing agree, and fixed controllers are judged too."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
 
-from esper.leyline import THRESHOLDS, Severity, TelemetryLevel
+from esper.leyline import THRESHOLDS, AnomalyDebug, Severity, TelemetryLevel
 from esper.leyline.thresholds import MIN_RATE_EPISODES
 from esper.runtime import tasks
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
+from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.run_log import RunLog
 from tests.fakes import world
-from tests.nissa.samples import profile
+from tests.nissa.samples import episode, profile
 from tests.simic.telemetry.test_emitters import SUMMARY
 from tests.simic.telemetry.updates import ListSink, metrics
 from tests.simic.training.runs import TINY
@@ -49,12 +50,16 @@ class NoReads:
     """A policy that must not be looked at."""
 
 
+def log_to(sink, *, num_rounds=9, **telemetry):
+    outbox = SimpleNamespace(wanted=frozenset(), closer=frozenset())
+    config = TelemetryConfig(**telemetry)
+    return RunLog(sink, config, tasks.TASKS["digits_blind"], world().layout, num_rounds=num_rounds, outbox=outbox)
+
+
 @pytest.mark.parametrize("learned", [None, metrics()], ids=["fixed controller", "policy"])
 def test_rollbacks_are_judged_whoever_decides(learned):
-    sink, outbox = ListSink(), SimpleNamespace(wanted=frozenset(), closer=frozenset())
-    task = tasks.TASKS["digits_blind"]
-    config = TelemetryConfig(escalate_on_anomaly=learned is None)  # no closer look at a policy that is none
-    log = RunLog(sink, config, task, world().layout, num_rounds=9, outbox=outbox)
+    sink = ListSink()
+    log = log_to(sink, escalate_on_anomaly=learned is None)  # no closer look at a policy that is none
     for number in range(3):
         log.round_begins(number, 1)
         rolled_back = MIN_RATE_EPISODES if number == 1 else 0
@@ -65,3 +70,50 @@ def test_rollbacks_are_judged_whoever_decides(learned):
     told = [(e.round, e.data.metric, e.data.limit) for e in sink.events if e.type.value == "ANOMALY_DETECTED"]
     limit = THRESHOLDS["rollbacks_per_100_episodes"].limit_of(Severity.CRITICAL)
     assert told == [(1, "rollbacks_per_100_episodes", limit)]
+
+
+class Looks:
+    """A policy whose looks are counted."""
+
+    evidence = AnomalyDebug(layers=None, stability=None, ratios=(9.0,), num_ratios_out_of_range=1)
+
+    def __init__(self):
+        self.num_bundles = 0
+
+    def layers(self):
+        return None
+
+    def bundle(self):
+        self.num_bundles += 1
+        return self.evidence
+
+
+SKIPPED = metrics(performed=False, skip_reason="nonfinite")
+EPISODE = EpisodeStats(env_id=0, episode=0, **asdict(episode(return_raw=1.0)))
+
+
+@pytest.mark.parametrize("level", [TelemetryLevel.NORMAL, TelemetryLevel.DEBUG])
+def test_an_alarm_brings_evidence_at_level_debug_when_it_is_raised(level):
+    sink, looks = ListSink(), Looks()
+    log = log_to(sink, level=level, escalate_on_anomaly=False)
+    for number, update in enumerate((metrics(), SKIPPED, metrics())):
+        log.round_begins(number, 1)
+        log.round_ends(replace(SUMMARY, round_idx=number, num_rollbacks=0), update, (), profile(), looks)
+    evidence = Looks.evidence if level is TelemetryLevel.DEBUG else None
+    alarms = [(alarm.kind, alarm.state, alarm.debug) for alarm in sink.of("ANOMALY_DETECTED")]
+    assert alarms == [("skipped_updates", "entered", evidence), ("skipped_updates", "cleared", None)]
+    assert looks.num_bundles == (level is TelemetryLevel.DEBUG)
+
+
+def test_the_end_of_a_round_is_told_after_everything_else_of_it():
+    sink = ListSink()
+    log = log_to(sink, num_rounds=12)
+    for number in range(12):
+        last = number == 11
+        log.round_begins(number, 1)
+        summary = replace(SUMMARY, round_idx=number, num_rollbacks=0, rolling_accuracy_pct=50.0 if last else 80.0)
+        log.round_ends(summary, SKIPPED if last else metrics(), (EPISODE,), profile(), Looks())
+    told = [event.type.value for event in sink.events if event.round == 11]
+    assert told[-1] == "ROUND_COMPLETED"
+    before = "EPISODE_COMPLETED PPO_UPDATE_COMPLETED ANOMALY_DETECTED CHOICE_STATS TREND_DETECTED PROFILE_MEASURED"
+    assert set(told[:-1]) == set(before.split())
