@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,16 +148,8 @@ def killed_worker(runs: Path) -> Played:
 
 def skipped_update(runs: Path) -> Played:
     """The rewards of the first round are no numbers, those of the second are."""
-    learn, nonsense = SimicClient.update, [float("nan")]
-
-    def learn_nonsense_once(self):
-        if nonsense:
-            self.buffer.rewards_TN.fill_(nonsense.pop())
-        return learn(self)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimicClient, "update", learn_nonsense_once)
-        start = start_new(BLIND, runs, "skipped")
+    start = start_new(BLIND, runs, "skipped")
+    with nonsense_once():
         seat = sit(start)
     return Played(start.run.path, events_of(start.run.path), seat)
 
@@ -174,6 +167,21 @@ def overflowing(runs: Path) -> Played:
     start = start_new(replace(TINY, controller="wait_only"), runs, "overflowing")
     seat = sit(start, queue_capacity=1)
     return Played(start.run.path, events_of(start.run.path), seat)
+
+
+@contextmanager
+def nonsense_once() -> Iterator[None]:
+    """While entered, the next update is asked to learn from rewards that are no numbers."""
+    learn, nonsense = SimicClient.update, [float("nan")]
+
+    def learn_nonsense_once(self):
+        if nonsense:
+            self.buffer.rewards_TN.fill_(nonsense.pop())
+        return learn(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimicClient, "update", learn_nonsense_once)
+        yield
 
 
 SCENARIOS: tuple[Callable[[Path], Played], ...] = (
