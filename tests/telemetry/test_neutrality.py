@@ -4,6 +4,7 @@ import io
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from types import ModuleType
@@ -17,7 +18,8 @@ from esper.leyline import TelemetryLevel
 from esper.nissa import NULL_HUB, TelemetryHub
 from esper.scripts.cli import main
 from esper.simic.telemetry import anomaly_detector, opening
-from esper.simic.training import run_log, session
+from esper.simic.training import keeper, run_log, session
+from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, generator_states, open_log, outcome_of, run_with, seed_generators
 from tests.telemetry.sittings import sit
@@ -179,6 +181,31 @@ def test_listeners_that_hang_when_a_checkpoint_or_the_end_asks_them_to_finish_ch
     assert "flushing is switched off (did not end in time)" in told
     assert "closing is switched off (did not end in time)" in told
     assert "calm" not in told, "the others are none the worse for it"
+
+
+def test_a_listener_that_does_not_come_back_keeps_no_step_waiting(tmp_path, monkeypatch):
+    """It is inside its first call before the first step, and no patience with it or with the log ever ends: whoever
+    waited for it would see it come back."""
+    inside, release, returned = threading.Event(), threading.Event(), []
+
+    def hang():
+        if not inside.is_set():
+            inside.set()
+            returned.append(release.wait(60.0))
+
+    monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "hang_s", 1e9)
+    monkeypatch.setattr(keeper, "FLUSH_TIMEOUT_S", 1e6)
+    start = session.start_new(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path, "a")
+    with session.sitting(start, NeverStop(), (Listener("hanging", write=hang),)) as seat:
+        assert inside.wait(60.0)
+        seat.trainer.run()
+        told = Counter(event["type"] for event in events_of(tmp_path / "a"))
+        in_time = not returned
+        release.set()
+    assert in_time, "all was done while it was inside its first call"
+    assert seat.trainer.next_round == seat.keeper.saved_index == 3
+    assert (told["ROUND_COMPLETED"], told["EPOCH_COMPLETED"]) == (3, 3 * 2 * 4), "and was in the log by then"
+    assert check_run(tmp_path / "a").complete
 
 
 def test_an_exporter_that_never_starts_is_an_error_before_training(tmp_path, monkeypatch, capsys):
