@@ -12,6 +12,8 @@ from esper.karn.integrity import check_run
 from esper.leyline import HEAD_NAMES
 from esper.simic.training.identity import identity
 from esper.simic.training.session import start_new
+from esper.tolaria import pool
+from esper.tolaria.handles import InlineHandle, ProcessHandle
 from tests.integration.kills import training_facts
 from tests.telemetry.sittings import BLIND, LIFE, events_of, live, of, sit
 
@@ -96,3 +98,27 @@ def test_a_baseline_has_its_counts_wherever_it_runs(tmp_path, name):
     stored = json.loads(STORED.read_text())
     if stored["made_with"] == {key: identity()[key] for key in stored["made_with"]}:
         assert counts(here) == stored["counts"][name]
+
+
+class Beside(InlineHandle):
+    """Stands in for a worker process, which takes seconds to start: one more worker here, spoken to through pickle."""
+
+    def __init__(self, worker_id, build, spec, silence_s):
+        super().__init__(worker_id, build, spec, through_pickle=True)
+
+    def launch(self):
+        """It is here already."""
+
+    greet = InlineHandle.start
+
+
+FOUR = replace(LEARNING, task="digits_mlp", envs=4, minibatches=4, episode_length=4)
+
+
+@pytest.mark.parametrize("handle", [Beside, pytest.param(ProcessHandle, marks=pytest.mark.slow)])
+def test_four_workers_tell_the_same_facts_as_one(tmp_path, monkeypatch, handle):
+    here = plain(FOUR, tmp_path / "here")
+    monkeypatch.setattr(pool, "ProcessHandle", handle)
+    elsewhere = plain(replace(FOUR, worker_kind="process", workers=4), tmp_path / "elsewhere")
+    assert of(events_of(elsewhere), "RUN_STARTED")[0].data.num_workers == 4
+    assert training_facts(elsewhere) == training_facts(here)
