@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 
 from esper.leyline import EVENTS, HEAD_NAMES, TelemetryEventType, TelemetryLevel
 from esper.leyline.run_payloads import PHASES
+from esper.simic.client import FixedClient
+from esper.simic.training import vectorized_trainer
+from esper.simic.training.recorder import RunRecorder
 from esper.simic.training.vectorized import AgentReads
+from esper.tolaria.pool import EnginePool
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, open_log, run_with
 
@@ -86,15 +91,52 @@ def test_choices_add_up(logged):
     assert [stats["num_decisions"] for stats in ops] == [16, 16]
 
 
-def test_phases_sum_to_the_time_between_rounds(logged):
-    """By the log's own clock, from one end of a round to the next."""
-    first, second = of(logged[0], "ROUND_COMPLETED")
-    profile = of(logged[0], "PROFILE_MEASURED")[1]["data"]
-    total_ms = sum(phase["wall_ms"] for phase in profile["phases"].values())
-    assert total_ms == pytest.approx(1e3 * (second["mono"] - first["mono"]), rel=0.03, abs=20)
-    assert total_ms == pytest.approx(1e3 * second["data"]["duration_s"])
-    assert all(phase["cpu_ms"] >= 0.0 for phase in profile["phases"].values())
-    assert set(profile["phases"]) == set(PHASES)
+def test_phases_sum_to_the_time_of_their_round(logged):
+    rounds = of(logged[0], "ROUND_COMPLETED")
+    for profile, completed in zip(of(logged[0], "PROFILE_MEASURED"), rounds, strict=True):
+        phases = profile["data"]["phases"]
+        assert set(phases) == set(PHASES)
+        assert sum(phase["wall_ms"] for phase in phases.values()) == pytest.approx(
+            1e3 * completed["data"]["duration_s"]
+        )
+        assert all(phase["cpu_ms"] >= 0.0 for phase in phases.values())
+
+
+TAKES_S = {
+    EnginePool: {"reset": 1, "step": 2},
+    FixedClient: {"begin": 4, "act": 8, "store": 16, "update": 32},
+    RunRecorder: {"round_begins": 64, "step": 128, "round_ends": 256, "checkpoint": 512},
+}
+
+
+def test_phases_account_for_every_second_from_the_end_of_one_round_to_that_of_the_next(tmp_path, monkeypatch):
+    """On a clock that only moves inside the calls above, at half the speed for CPU time."""
+    now_s, ends_s = [0.0], [0.0]
+
+    def slow(name, call, takes_s):
+        def wrapped(*arguments, **options):
+            ends_s.extend(now_s if name == "round_ends" else ())
+            now_s[0] += takes_s
+            return call(*arguments, **options)
+
+        return wrapped
+
+    for kind, calls in TAKES_S.items():
+        for name, takes_s in calls.items():
+            monkeypatch.setattr(kind, name, slow(name, getattr(kind, name), takes_s))
+    clocks = SimpleNamespace(perf_counter=lambda: now_s[0], process_time=lambda: now_s[0] / 2)
+    monkeypatch.setattr(vectorized_trainer, "time", clocks)
+    waiting = replace(TINY, controller="wait_only", rounds=3, envs=1, minibatches=1, episode_length=2)
+    with open_log(tmp_path, strict=True) as hub:
+        run_with(hub, waiting, TelemetryLevel.NORMAL)
+    profiles = [event["data"]["phases"] for event in events_of(tmp_path, "PROFILE_MEASURED")]
+    lasted_s = [after - before for before, after in pairwise(ends_s)]
+    assert [event["data"]["duration_s"] for event in events_of(tmp_path, "ROUND_COMPLETED")] == lasted_s
+    assert [sum(phase["wall_ms"] for phase in phases.values()) for phases in profiles] == [1e3 * s for s in lasted_s]
+    playing_s = {"act": 4 + 2 * 8, "execute": 64 + 1 + 2 * 2, "reward": 2 * (16 + 128), "update": 32}
+    for phases, before_s in zip(profiles, (0, 256 + 512, 256 + 512), strict=True):
+        expected_s = {**playing_s, "other": before_s}
+        assert phases == {name: {"wall_ms": 1e3 * s, "cpu_ms": 5e2 * s} for name, s in expected_s.items()}
 
 
 def test_a_profile_has_what_can_be_measured_here(logged):
