@@ -57,6 +57,13 @@ def test_a_pruned_slot_rests_for_the_embargo() -> None:
     assert steps[5].after.slots[0].epochs_in_stage == 1
 
 
+@pytest.mark.parametrize("opens", [0, 1, 6])
+def test_slots_may_be_closed_at_the_start(opens: int) -> None:
+    steps = play(world(opens_epoch=opens), script_chooser([(opens, germinate("r0c0", "good"))]))
+    legal = [any(step.masks.slot_by_op[LifecycleOp.GERMINATE]) for step in steps[: opens + 1]]
+    assert legal == [False] * opens + [True]
+
+
 @settings(max_examples=50)
 @given(st.integers(0, 10**6))
 def test_every_move_is_in_the_stage_table(seed: int) -> None:

@@ -234,10 +234,12 @@ COIN_WORLD = SimulationSpec(
 )
 CUES = ("first", "second", "third")
 CUE_WORLD = SimulationSpec(
-    blueprints=tuple(SimulatedBlueprint(name=name, gain_pp=(42.0,), window=(4, 9)) for name in CUES),
+    blueprints=tuple(SimulatedBlueprint(name=name, gain_pp=(42.0,), window=(8, 9)) for name in CUES),
     cue=Cue(blueprints=CUES, loss_step=2.0),
     slot_ids=("r0c0",),
     horizon=16,
+    # Were the slot open before, hardly an agent would leave it empty for so long, and chance would be tested.
+    opens_epoch=8,
     host=HOST,
 )
 PARASITE_WORLD = SimulationSpec(
@@ -268,16 +270,15 @@ def _config(world: SimulationSpec, rounds: int) -> PPOConfig:
 
 _CUE = Sandbox(
     name="cue",
-    shows="a loss seen at reset decides what to plant from epoch 4 on: needs memory",
+    shows="a loss seen at reset decides what to plant eight epochs later: needs memory",
     world=CUE_WORLD,
     reward=committed_growth(CUE_WORLD),
-    oracle=lambda: follow_cue(CUE_WORLD, "r0c0", 4),
+    oracle=lambda: follow_cue(CUE_WORLD, "r0c0", 8),
     measured="return",
     measure=mean_return,
     share=0.95,
-    # Half the usual pull: what a memory is good for shows only once most seeds are planted in time and kept.
-    config=replace(_config(CUE_WORLD, 170), entropy_coef=0.05),
-    rounds=170,
+    config=_config(CUE_WORLD, 200),
+    rounds=200,
 )
 
 _DECOY = Sandbox(
@@ -327,8 +328,8 @@ SANDBOXES: tuple[Sandbox, ...] = (
         _CUE,
         name="cue_blind",
         shows="the same without memory: must not be solved, or the cue leaks",
-        # Guessing pays a third, but an agent may hedge and plant several; what counts is that it stays clearly below.
-        share=0.75,
+        # Guessing pays a third.
+        share=0.6,
         config=replace(_CUE.config, memory=False),
         higher_is_better=False,
     ),

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from esper.leyline import EpisodeSeed
+from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, wait
 from esper.scripts import sandbox as command
 from esper.scripts.cli import main
 from esper.scripts.sandbox_loop import (
     ScriptPolicy,
+    context_of,
     episode_seeds,
     judge,
     learner_in,
@@ -24,7 +25,7 @@ from esper.scripts.sandbox_loop import (
 from esper.scripts.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, grow_one
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import network_shape
+from esper.simic.client import FrozenPolicy, network_shape
 
 BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
 
@@ -56,6 +57,31 @@ def test_no_other_single_seed_beats_the_oracle_beside_a_decoy() -> None:
     optimum = oracle_play(sandbox, seeds[:1]).episodes[0].total
     assert max(totals) == optimum
     assert sorted({round(total, 2) for total in totals})[-2] < optimum
+
+
+class Waiting(FrozenPolicy):
+    """Waits and notes what it sees."""
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        super().begin(state)
+        self.seen: list[tuple[list[list[float]], list[list[list[float]]]]] = []
+
+    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
+        now = self._observe(state)
+        self.seen.append((now.obs_ND.tolist(), now.slot_obs_NSF.tolist()))
+        return [wait(report.env_id) for report in state.reports]
+
+
+def test_when_the_cue_is_needed_nothing_that_is_seen_tells_it_any_more() -> None:
+    """Every env has its own cue; the slots open when eight epochs are done."""
+    sandbox = BY_NAME["cue"]
+    agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=0)
+    watcher = Waiting(agent, context_of(sandbox.world), run_seed=0, greedy=True)
+    run_episodes(sandbox.world, watcher, sandbox.reward, unseen(run_seed=0))
+    assert len({tuple(row) for row in watcher.seen[0][0]}) == 3, "the cue is seen at the start"
+    for obs, slots in watcher.seen[8:]:
+        assert all(row == obs[0] for row in obs)
+        assert all(row == slots[0] for row in slots)
 
 
 def test_where_nothing_helps_the_agent_learns_to_wait() -> None:

@@ -62,7 +62,8 @@ class SimulatedEnv:
         self.spec = spec
         self.layout = layout
         self.seed = seed
-        self.slots = [empty_slot(slot_id) for slot_id in spec.slot_ids]
+        stage = SeedStage.EMBARGOED if spec.opens_epoch else SeedStage.DORMANT
+        self.slots = [replace(empty_slot(slot_id), stage=stage) for slot_id in spec.slot_ids]
         self.epoch: int | None = None
         self.topology_version = 0
         self.tracker = SignalTracker(spec.horizon)
@@ -159,10 +160,14 @@ class SimulatedEnv:
             self.slots[position] = slot
             if slot.stage is SeedStage.PRUNED:
                 self._move(position, SeedStage.EMBARGOED, Cause.AUTO)
-            elif slot.stage is SeedStage.EMBARGOED and slot.epochs_in_stage >= self.spec.lifecycle.embargo:
+            elif slot.stage is SeedStage.EMBARGOED and self._may_open(slot):
                 self._move(position, SeedStage.DORMANT, Cause.AUTO)
             elif slot.stage is SeedStage.BLENDING and self._may_hold(slot, table):
                 self._move(position, SeedStage.HOLDING, Cause.AUTO)
+
+    def _may_open(self, slot: SimulatedSlot) -> bool:
+        """A slot that had no seed yet is closed since the start."""
+        return slot.epochs_in_stage >= (self.spec.lifecycle.embargo if slot.num_germinated else self.spec.opens_epoch)
 
     def _may_hold(self, slot: SimulatedSlot, table: CoalitionTable) -> bool:
         return gate_hold(self._slot_report(slot, table), self.spec.lifecycle).passed

@@ -88,6 +88,8 @@ class SimulationSpec:
     """Time constant of the host's learning to lean on a blended seed, and of its recovery after a prune."""
     gap_pp: float = 2.0
     """How far training accuracy runs ahead of validation accuracy by the end."""
+    opens_epoch: int = 0
+    """Epochs for which all slots are closed at the start."""
     rollback_epoch: int | None = None
     """Epoch that ends in a governor panic; None for a healthy episode."""
 
