@@ -82,6 +82,8 @@ def broken(line: bytes, change: str) -> bytes:
         return line[: len(line) // 2] + b"\n"
     if change == "zeros":
         return bytes(len(line) - 1) + b"\n"
+    if change == "version":
+        entry["v"] = 0
     if change == "type":
         entry["type"] = "COFFEE_BREWED"
     if change == "missing":
@@ -101,7 +103,9 @@ def broken(line: bytes, change: str) -> bytes:
     return json.dumps(entry).encode()
 
 
-@pytest.mark.parametrize("change", ["half", "zeros", "type", "missing", "kind", "path", "word", "ids", "bare", "utf"])
+@pytest.mark.parametrize(
+    "change", ["half", "zeros", "version", "type", "missing", "kind", "path", "word", "ids", "bare", "utf"]
+)
 def test_damage_is_a_line_error(change: str, log: LogWriter) -> None:
     line = log.line(T.RUN_ENDED, PAYLOADS[T.RUN_ENDED]())
     with pytest.raises(LineError):

@@ -1,7 +1,7 @@
 """Lines of the event log back into events. Knows the wire format, not what events mean.
 
 Numbers that were not finite travel as null plus an entry in `nonfinite`; here they become nan and inf again, so that
-None keeps its one meaning: not measured.
+None keeps its one meaning: not measured. An optional field that an older build did not know is None as well.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from typing import Any
 
 import msgspec
 
+from esper.karn.records import RecordDecoder
 from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, Severity, TelemetryEventType, split_path
 from esper.leyline.catalogue import SCOPE_IDS
 
 
 class LineError(ValueError):
     """A line is not an event of this schema: damaged, or never one."""
+
+
+OLDEST_VERSION = 1
+"""There was no Esper before this version; a smaller number is damage."""
 
 
 class NewerSchema(ValueError):
@@ -48,8 +53,8 @@ class _Version(msgspec.Struct):
 
 _LINE = msgspec.json.Decoder(_Line)
 _VERSION = msgspec.json.Decoder(_Version)
-_PAYLOADS: dict[TelemetryEventType, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(spec.payload) for kind, spec in EVENTS.items()
+_PAYLOADS: dict[TelemetryEventType, RecordDecoder[Any]] = {
+    kind: RecordDecoder(spec.payload) for kind, spec in EVENTS.items()
 }
 
 _ALLOWED = {kind: SCOPE_IDS[spec.scope] for kind, spec in EVENTS.items()}
@@ -65,8 +70,8 @@ def decode_line(line: bytes) -> LoggedEvent:
     """
     try:
         wire = _LINE.decode(line)
-        if wire.v > SCHEMA_VERSION:
-            raise NewerSchema(_advice(wire.v))
+        if not OLDEST_VERSION <= wire.v <= SCHEMA_VERSION:
+            raise _refusal(wire.v)
         given = (wire.round is not None, wire.episode is not None, wire.env is not None, wire.epoch is not None)
         if given not in _ALLOWED[wire.type]:
             raise LineError(f"{wire.type.value} has not the ids of its scope, {EVENTS[wire.type].scope.value}")
@@ -108,7 +113,7 @@ def _restore(wire: _Line) -> Any:
             _put(tree, path, float(word))
         except (ValueError, LookupError, TypeError, AssertionError):
             raise LineError(f"nonfinite names {path!r} as {word!r}, which the payload cannot hold") from None
-    return msgspec.convert(tree, EVENTS[wire.type].payload, str_keys=True)
+    return _PAYLOADS[wire.type].convert(tree)
 
 
 def _put(tree: Any, path: str, value: object) -> None:
@@ -125,11 +130,13 @@ def _refuse_newer(line: bytes) -> None:
     except msgspec.DecodeError:
         return
     if version > SCHEMA_VERSION:
-        raise NewerSchema(_advice(version)) from None
+        raise _refusal(version) from None
 
 
-def _advice(version: int) -> str:
-    return (
+def _refusal(version: int) -> NewerSchema | LineError:
+    if version < OLDEST_VERSION:
+        return LineError(f"expected a schema version from {OLDEST_VERSION} on, got {version}")
+    return NewerSchema(
         f"the log has schema version {version}, this Esper reads up to {SCHEMA_VERSION}: "
         "read it with the Esper that wrote it, or a newer one"
     )
