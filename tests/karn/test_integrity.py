@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,30 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.karn.integrity import check_run
-from tests.karn.logs import RUN_ID, LogWriter, T, ended, events_dropped, started, write_round
-
-
-def write_manifest(folder: Path) -> None:
-    """The manifest as the writer of real logs leaves it, written here by hand."""
-    segments = []
-    for path in sorted((folder / "segments").glob("*.jsonl")):
-        content = path.read_bytes()
-        lines = content.splitlines(keepends=True)
-        whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        segments.append(
-            {
-                "name": path.name,
-                "attempt": whole[0]["attempt"],
-                "first_seq": whole[0]["seq"],
-                "last_seq": whole[-1]["seq"],
-                "num_lines": len(whole),
-                "num_bytes": len(content),
-                "sha256": hashlib.sha256(content).hexdigest(),
-                "torn_tail_bytes": 0 if lines[-1].endswith(b"\n") else len(lines[-1]),
-            }
-        )
-    manifest = {"v": 1, "run": RUN_ID, "group": "main", "attempts": [], "segments": segments}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+from tests.karn.logs import RUN_ID, LogWriter, T, ended, events_dropped, started, write_manifest, write_round
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 import esper.karn.replay as replay_module
+from esper.karn.codec import NewerSchema
 from esper.karn.fold import fold_all
+from esper.karn.integrity import check_run
 from esper.karn.replay import BadLine, Follower, LogItem, find_run, find_runs, replay
 from esper.karn.view import EMPTY
-from esper.leyline import LoggedEvent
-from tests.karn.logs import LogWriter, T, ended, started, write_round, write_run
+from esper.leyline import SCHEMA_VERSION, LoggedEvent
+from tests.karn.logs import LogWriter, T, ended, started, write_manifest, write_round, write_run
 
 
 def places(items: list[LogItem]) -> list[tuple[int, int]]:
@@ -53,6 +55,13 @@ def test_damage_in_the_middle_is_named_by_file_and_byte(tmp_path: Path) -> None:
     assert places([first, last]) == [(0, 0), (0, 1)]
 
 
+def checked(folder: Path) -> list[LogItem]:
+    """The events that a check of the run counts."""
+    counted: list[LogItem] = []
+    check_run(folder, lambda event, _: counted.append(event))
+    return counted
+
+
 def resumed(folder: Path, *, starts: list[int], lengths: list[int]) -> list[tuple[int, int]]:
     """A run with several attempts; returns what counts, found by asking for each number who wrote it last."""
     owner: dict[int, int] = {}
@@ -82,6 +91,83 @@ def test_attempts_of_any_kind_read_once(case: int, tmp_path: Path) -> None:
         lengths.append(rng.randint(1, 12))
     wanted = resumed(tmp_path, starts=starts, lengths=lengths)
     assert places(list(replay(tmp_path))) == wanted
+
+
+def spoil(path: Path, place: int) -> None:
+    """Damages one line of a file."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[place] = b"{}" + lines[place][2:]
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    "read", [replay, lambda folder: Follower(folder).poll().items, checked], ids=["replay", "follower", "verify"]
+)
+def test_an_attempt_begins_where_the_manifest_says_though_its_first_line_is_damaged(
+    read: Callable[[Path], Iterable[LogItem]], tmp_path: Path
+) -> None:
+    wanted = resumed(tmp_path, starts=[0, 4], lengths=[9, 3])
+    write_manifest(tmp_path, attempts={0: 0, 1: 4})
+    assert places(list(read(tmp_path))) == wanted == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+    spoil(tmp_path / "events.jsonl", 0)
+    kept = [item for item in read(tmp_path) if isinstance(item, LoggedEvent)]
+    assert places(list(kept)) == [place for place in wanted if place != (1, 4)]
+
+
+@pytest.mark.parametrize("manifest", [None, "damaged", "of another run"])
+def test_without_a_manifest_the_first_line_that_can_be_read_begins_an_attempt(
+    manifest: str | None, tmp_path: Path
+) -> None:
+    wanted = resumed(tmp_path, starts=[0, 4], lengths=[9, 3])
+    if manifest is not None:
+        write_manifest(tmp_path, attempts={0: 0, 1: 2}, run="another")
+    if manifest == "damaged":
+        (tmp_path / "manifest.json").write_text('{"v": 1')
+    assert places(list(replay(tmp_path))) == wanted
+
+
+def test_a_follower_starts_afresh_as_soon_as_the_manifest_knows_of_an_attempt(tmp_path: Path) -> None:
+    resumed(tmp_path, starts=[0], lengths=[6])
+    write_manifest(tmp_path, attempts={0: 0})
+    follower = Follower(tmp_path)
+    assert len(follower.poll().items) == 6
+    write_manifest(tmp_path, attempts={0: 0, 1: 4})
+    batch = follower.poll()
+    assert (batch.restarted, places(list(batch.items))) == (True, [(0, 0), (0, 1), (0, 2), (0, 3)])
+    assert not follower.poll().restarted
+
+
+def of_version(line: bytes, version: int) -> bytes:
+    return line.replace(b'"v": 1', f'"v": {version}'.encode(), 1)
+
+
+@pytest.mark.parametrize("version", [0, -3, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_line_of_another_version_among_good_ones_is_damage(place: int, version: int, tmp_path: Path) -> None:
+    path = write_run(tmp_path, rounds=1).path
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[place] = of_version(lines[place], version)
+    path.write_bytes(b"".join(lines))
+    bad = [item for item in replay(tmp_path) if isinstance(item, BadLine)]
+    assert [(item.file, item.offset) for item in bad] == [("events.jsonl", len(b"".join(lines[:place])))]
+    assert f"{version}" in bad[0].reason
+    assert [item for item in Follower(tmp_path).poll().items if isinstance(item, BadLine)] == bad
+    found = check_run(tmp_path)
+    assert found.num_malformed == 1
+    assert any(f"events.jsonl at byte {bad[0].offset}: " in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize("read", [replay, lambda folder: Follower(folder).poll().items, check_run])
+def test_a_file_of_a_newer_esper_is_refused_by_name(read: Callable[[Path], object], tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.rotate()
+    newer = LogWriter(tmp_path, attempt=1, first_seq=1)
+    newer.write(b"damage\n")
+    for _ in range(2):
+        newer.write(of_version(newer.line(T.RUN_STARTED, started()), SCHEMA_VERSION + 1))
+    with pytest.raises(NewerSchema, match=rf"{tmp_path}/events.jsonl at byte 7: .* version {SCHEMA_VERSION + 1}"):
+        list(read(tmp_path))  # type: ignore[call-overload]
 
 
 def test_a_follower_sees_each_event_once_however_the_bytes_arrive(tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def test_a_log_of_a_newer_version_is_refused_with_advice(tmp_path: Path, capsys:
     with pytest.raises(SystemExit) as stopped:
         main(["status", str(tmp_path)])
     assert stopped.value.code == 2
-    assert "schema version 99" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "schema version 99" in told
+    assert f"{tmp_path}/events.jsonl at byte 0" in told
 
 
 def test_seeds_are_shown_in_the_place_of_their_slot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

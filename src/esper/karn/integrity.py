@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from esper.karn.replay import BadLine, LogFile, attempt_starts, counts, open_log, read_item
+from esper.karn.replay import BadLine, LogFile, attempt_starts, counts, open_log, read_item, read_manifest
 from esper.leyline import (
     EventsDropped,
     LoggedEvent,
-    RunManifest,
     SegmentEntry,
     TelemetryEventType,
     record,
@@ -25,8 +24,6 @@ from esper.leyline.rundir import EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
 
 MAX_PROBLEMS = 100
 """Problems that are spelled out; a damaged disk can make millions."""
-
-_MANIFEST = msgspec.json.Decoder(RunManifest)
 
 
 @record
@@ -65,7 +62,7 @@ def check_run(run_dir: Path, sink: Sink | None = None) -> Integrity:
         sink: Is handed every event that counts, with its line, for readers that want both in one pass.
     """
     with open_log(run_dir) as files:
-        starts = attempt_starts(files)
+        starts = attempt_starts(run_dir, files)
         scan = _Scan(sink)
         for file in files:
             scan.read(file, starts)
@@ -106,7 +103,7 @@ class _Scan:
         for offset, line in file.lines():
             self.num_lines += 1
             end = offset + len(line)
-            item = read_item(file.name, offset, line)
+            item = read_item(file, offset, line)
             if isinstance(item, BadLine):
                 self.bad.append(item)
             elif counts(item, starts):
@@ -167,9 +164,8 @@ def _overlap(gap: range, drop: EventsDropped) -> int:
 
 
 def _against_manifest(run_dir: Path, files: Sequence[LogFile], run: str | None) -> Iterator[str]:
-    path = run_dir / MANIFEST_FILE
     try:
-        manifest = _MANIFEST.decode(path.read_bytes())
+        manifest = read_manifest(run_dir)
     except FileNotFoundError:
         yield f"{MANIFEST_FILE} is missing; make it again with --rebuild"
         return

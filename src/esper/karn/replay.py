@@ -2,21 +2,27 @@
 
 A line is an event only if it ends in a newline: what follows the last newline is a torn tail, which a live reader
 leaves for later. A run that was resumed holds some rounds twice; an event of an attempt counts only if its sequence
-number is below the first one of every later attempt, so each round is read once, as it finally happened.
+number is below the first one of every later attempt, so each round is read once, as it finally happened. Where an
+attempt begins is what the manifest says; without one, the first line of the attempt that can be read says it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from esper.karn.codec import LineError, decode_line
-from esper.leyline import LoggedEvent, record, segment_position
-from esper.leyline.rundir import EVENTS_FILE, SEGMENTS_DIR
+import msgspec
+
+from esper.karn.codec import LineError, NewerSchema, decode_line
+from esper.karn.records import RecordDecoder
+from esper.leyline import LoggedEvent, RunManifest, record, segment_position
+from esper.leyline.rundir import EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
+
+_MANIFEST = RecordDecoder(RunManifest)
 
 
 @record
@@ -68,6 +74,7 @@ class LogFile:
 
     name: str
     """Relative to the run directory."""
+    path: Path
     inode: int
     """What stays the same when rotation renames the active file into the segments."""
     stream: BufferedReader
@@ -116,26 +123,68 @@ def segment_paths(run_dir: Path) -> list[Path]:
 def _open(run_dir: Path, path: Path, stack: ExitStack) -> LogFile:
     stream = stack.enter_context(path.open("rb"))
     inode = os.fstat(stream.fileno()).st_ino
-    return LogFile(name=str(path.relative_to(run_dir)), inode=inode, stream=stream)
+    return LogFile(name=str(path.relative_to(run_dir)), path=path, inode=inode, stream=stream)
 
 
-def read_item(file: str, offset: int, line: bytes) -> LogItem:
-    """Decodes one line. A damaged line is an item; a log of a newer version is an error."""
+def read_manifest(run_dir: Path) -> RunManifest:
+    """What the run directory says its log consists of.
+
+    Raises:
+        OSError: There is no manifest, or it cannot be opened.
+        msgspec.DecodeError: It is damaged.
+    """
+    return _MANIFEST.decode((run_dir / MANIFEST_FILE).read_bytes())
+
+
+def read_item(file: LogFile, offset: int, line: bytes) -> LogItem:
+    """Decodes one line. A line that is no event is an item too: that some are of another version is for others."""
     try:
         return decode_line(line)
-    except LineError as error:
-        return BadLine(file=file, offset=offset, reason=str(error))
+    except (LineError, NewerSchema) as error:
+        return BadLine(file=file.name, offset=offset, reason=str(error))
 
 
-def attempt_starts(files: Sequence[LogFile]) -> Mapping[int, int]:
-    """The first sequence number of every attempt. A file holds one, so its first readable line is enough."""
+def attempt_starts(run_dir: Path, files: Sequence[LogFile]) -> Mapping[int, int]:
+    """The first sequence number of every attempt.
+
+    Raises:
+        NewerSchema: A file was written by a newer Esper.
+    """
+    firsts = [event for file in files if (event := _first_event(file)) is not None]
     starts: dict[int, int] = {}
-    for file in files:
-        items = (read_item(file.name, offset, line) for offset, line in file.lines())
-        first = next((item for item in items if isinstance(item, LoggedEvent)), None)
-        if first is not None:
-            starts.setdefault(first.attempt, first.seq)
-    return starts
+    for event in firsts:
+        starts.setdefault(event.attempt, event.seq)
+    return starts | _listed_starts(run_dir, {event.run for event in firsts})
+
+
+def _first_event(file: LogFile) -> LoggedEvent | None:
+    """The first line that can be read: a file holds one attempt. None if there is none.
+
+    One process wrote the file, so a line of a newer version among others is damage. If there are no others, the file
+    is of a newer Esper.
+    """
+    newer: NewerSchema | None = None
+    for offset, line in file.lines():
+        try:
+            return decode_line(line)
+        except LineError:
+            pass
+        except NewerSchema as error:
+            newer = newer or NewerSchema(f"{file.path} at byte {offset}: {error}")
+    if newer is not None:
+        raise newer
+    return None
+
+
+def _listed_starts(run_dir: Path, runs: Set[str]) -> dict[int, int]:
+    """Where attempts begin by the manifest. One that cannot be read, or speaks of another run, says nothing."""
+    try:
+        manifest = read_manifest(run_dir)
+    except (OSError, msgspec.DecodeError):
+        return {}
+    if runs and manifest.run not in runs:
+        return {}
+    return {entry.attempt: entry.first_seq for entry in manifest.attempts}
 
 
 def counts(event: LoggedEvent, starts: Mapping[int, int]) -> bool:
@@ -146,10 +195,10 @@ def counts(event: LoggedEvent, starts: Mapping[int, int]) -> bool:
 def replay(run_dir: Path) -> Iterator[LogItem]:
     """Every event that counts, in order, and every damaged line."""
     with open_log(run_dir) as files:
-        starts = attempt_starts(files)
+        starts = attempt_starts(run_dir, files)
         for file in files:
             for offset, line in file.lines():
-                item = read_item(file.name, offset, line)
+                item = read_item(file, offset, line)
                 if isinstance(item, BadLine) or counts(item, starts):
                     yield item
 
@@ -174,8 +223,8 @@ class Follower:
     def poll(self) -> Batch:
         """Everything that was written since the last call."""
         with open_log(self.run_dir) as files:
-            starts = attempt_starts(files)
-            restarted = bool(self._starts) and set(starts) != set(self._starts)
+            starts = attempt_starts(self.run_dir, files)
+            restarted = bool(self._starts) and starts != self._starts
             if restarted:
                 self._offsets.clear()
             self._starts = starts
@@ -187,6 +236,6 @@ class Follower:
         items = []
         for file in files:
             for offset, line in file.lines(self._offsets.get(file.inode, 0)):
-                items.append(read_item(file.name, offset, line))
+                items.append(read_item(file, offset, line))
                 self._offsets[file.inode] = offset + len(line)
         return items
