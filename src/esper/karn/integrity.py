@@ -14,8 +14,10 @@ import msgspec
 
 from esper.karn.replay import BadLine, LogFile, attempt_starts, counts, open_log, read_item, read_manifest
 from esper.leyline import (
+    SCHEMA_VERSION,
     EventsDropped,
     LoggedEvent,
+    RunManifest,
     SegmentEntry,
     TelemetryEventType,
     record,
@@ -24,6 +26,7 @@ from esper.leyline.rundir import EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
 
 MAX_PROBLEMS = 100
 """Problems that are spelled out; a damaged disk can make millions."""
+NO_END = "no end marker: the last event is not RUN_ENDED"
 
 
 @record
@@ -49,6 +52,11 @@ class Integrity:
     def complete(self) -> bool:
         """True if nothing is wrong with the record."""
         return not self.problems
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """Problems that a run which is still going cannot have."""
+        return tuple(problem for problem in self.problems if problem != NO_END)
 
 
 Sink = Callable[[LoggedEvent, bytes], None]
@@ -136,7 +144,7 @@ class _Scan:
         yield from self.other
         yield from _unexplained(self.gaps, self.drops)
         if not self.has_end:
-            yield "no end marker: the last event is not RUN_ENDED"
+            yield NO_END
 
 
 def _unexplained(gaps: Sequence[range], drops: Sequence[EventsDropped]) -> Iterator[str]:
@@ -163,6 +171,21 @@ def _overlap(gap: range, drop: EventsDropped) -> int:
     return max(min(gap.stop, drop.last_seq + 1) - max(gap.start, drop.first_seq), 0)
 
 
+def contradictions(run_dir: Path) -> tuple[str, ...]:
+    """What forbids to replace the manifest: files that are not what it says, or a version that is newer.
+
+    A manifest that is missing or damaged says nothing.
+    """
+    with open_log(run_dir) as files:
+        try:
+            manifest = read_manifest(run_dir)
+        except (OSError, msgspec.DecodeError):
+            return ()
+        if manifest.v > SCHEMA_VERSION:
+            return (f"it has version {manifest.v}, this Esper writes {SCHEMA_VERSION}",)
+        return tuple(_against_entries(_entries(manifest), files))
+
+
 def _against_manifest(run_dir: Path, files: Sequence[LogFile], run: str | None) -> Iterator[str]:
     try:
         manifest = read_manifest(run_dir)
@@ -174,22 +197,32 @@ def _against_manifest(run_dir: Path, files: Sequence[LogFile], run: str | None) 
         return
     if run is not None and manifest.run != run:
         yield f"{MANIFEST_FILE} is of run {manifest.run}, the log of run {run}"
-    listed = {f"{SEGMENTS_DIR}/{segment.name}": segment for segment in manifest.segments}
+    listed = _entries(manifest)
+    yield from _against_entries(listed, files)
     for file in files:
-        if file.name == EVENTS_FILE and manifest.active is not None:
-            yield from _against_entry(file, manifest.active)
-    closed = {file.name: file for file in files if file.name.startswith(SEGMENTS_DIR)}
-    for name in sorted(listed.keys() | closed.keys()):
-        if name not in closed:
+        if file.name not in listed and file.name != EVENTS_FILE:
+            yield f"{file.name} is not in {MANIFEST_FILE}; make it again with --rebuild"
+
+
+def _entries(manifest: RunManifest) -> Mapping[str, SegmentEntry]:
+    """What the manifest vouches for: closed files, and the active one once its process has ended in good order."""
+    closed = {f"{SEGMENTS_DIR}/{segment.name}": segment for segment in manifest.segments}
+    return closed if manifest.active is None else closed | {EVENTS_FILE: manifest.active}
+
+
+def _against_entries(listed: Mapping[str, SegmentEntry], files: Sequence[LogFile]) -> Iterator[str]:
+    there = {file.name: file for file in files}
+    for name, entry in listed.items():
+        if name not in there:
             yield f"{name} is in {MANIFEST_FILE} but not on disk"
-        elif name not in listed:
-            yield f"{name} is not in {MANIFEST_FILE}; make it again with --rebuild"
         else:
-            yield from _against_entry(closed[name], listed[name])
+            yield from _against_entry(there[name], entry)
 
 
 def _against_entry(file: LogFile, entry: SegmentEntry) -> Iterator[str]:
-    if file.num_bytes() != entry.num_bytes:
-        yield f"{file.name} has {file.num_bytes()} bytes, {MANIFEST_FILE} says {entry.num_bytes}"
-    elif file.sha256() != entry.sha256:
-        yield f"{file.name}: sha256 mismatch (bit damage?)"
+    size, found = file.num_bytes(), file.sha256()
+    hashes = f"expected {entry.sha256}, got {found}"
+    if size != entry.num_bytes:
+        yield f"{file.name} has {size} bytes, {MANIFEST_FILE} says {entry.num_bytes}; sha256 {hashes}"
+    elif found != entry.sha256:
+        yield f"{file.name}: sha256 mismatch (bit damage?): {hashes}"

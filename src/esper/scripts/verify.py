@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 from rich.text import Text
+
+from esper.leyline.rundir import CHECKPOINTS_DIR, MANIFEST_FILE
+from esper.scripts.terminal import plain_console
 
 EXIT_UNSOUND = 1
 
@@ -22,13 +26,14 @@ def verify_command(
 
     Sound means: the closed log files have the hashes that the manifest lists, every line decodes, every missing
     sequence number is explained by the log itself, and the log has an end. Then the exit code is 0, otherwise 1, and
-    every fault is named with its file and byte. A rebuilt manifest vouches for the files only from then on.
+    every fault is named with its file and byte. A rebuilt manifest vouches for the files only from then on; it is
+    refused while the manifest that is there contradicts one of them, and while the run is going on.
     """
     from esper.karn.console import clean
     from esper.karn.integrity import check_run
     from esper.karn.replay import find_run
 
-    console = Console(soft_wrap=True, highlight=False)
+    console = plain_console(soft_wrap=True, highlight=False)
     find_run(run)
     if rebuild:
         _rebuild(run)
@@ -41,15 +46,42 @@ def verify_command(
     )
     for problem in found.problems:
         console.print(Text(clean(problem), style="red"))
+    writer = _writer(run)
+    if writer is not None:
+        console.print(f"still running: process {writer} is writing this log, and its end is yet to come")
     console.print("sound" if found.complete else Text("NOT SOUND", style="bold red"))
     if not found.complete:
         raise SystemExit(EXIT_UNSOUND)
 
 
+def _writer(run: Path) -> int | None:
+    """The process that is writing the run now; None if there is none, or it cannot be asked."""
+    from esper.karn.process import ProcessState, read_heartbeat
+
+    heartbeat = read_heartbeat(run, time.time())
+    if heartbeat is None or heartbeat.status.closed or heartbeat.process is not ProcessState.ALIVE:
+        return None
+    return heartbeat.status.pid
+
+
 def _rebuild(run: Path) -> None:
+    from esper.karn.integrity import contradictions
     from esper.nissa.segments import rebuild_manifest, write_manifest
 
-    manifest = rebuild_manifest(run)
-    if manifest is None:
-        raise ValueError(f"{run} has no readable event from which a manifest could be made")
-    write_manifest(run, manifest)
+    with _owned(run):
+        if wrong := contradictions(run):
+            raise ValueError(
+                f"{run / MANIFEST_FILE} was not written anew, since it contradicts the log: {'; '.join(wrong)}. "
+                f"Restore what is damaged, or delete {MANIFEST_FILE} to accept the files as they are, and try again"
+            )
+        manifest = rebuild_manifest(run)
+        if manifest is None:
+            raise ValueError(f"{run} has no readable event from which a manifest could be made")
+        write_manifest(run, manifest)
+
+
+def _owned(run: Path) -> AbstractContextManager[None]:
+    """Holds the run, so that no writer changes files or manifest meanwhile. Only runs with checkpoints have one."""
+    from esper.simic.training.run_dir import RunDir
+
+    return RunDir(path=run.absolute()).lock() if (run / CHECKPOINTS_DIR).is_dir() else nullcontext()
