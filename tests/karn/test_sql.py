@@ -15,8 +15,9 @@ pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 from esper.karn.columns import sql_type, without_none
 from esper.karn.sql import Answer, RunDatabase
 from esper.karn.sql_views import MIN_EPISODES, VIEWS
-from esper.leyline import EVENTS, TelemetryEventType
+from esper.leyline import EVENTS, Severity, TelemetryEventType
 from tests.karn.logs import (
+    PAYLOADS,
     LogWriter,
     T,
     ended,
@@ -25,6 +26,7 @@ from tests.karn.logs import (
     every_type,
     gate_evaluated,
     germinated,
+    ids_of,
     seed_ended,
     started,
     write_round,
@@ -217,6 +219,49 @@ def test_several_runs_stay_apart(tmp_path: Path) -> None:
             "20260101-000000-bbbbbb",
         ]
         assert ask(database, "select num_fossilized from blueprint_yield order by run").rows == ((4,), (6,))
+
+
+@pytest.mark.parametrize(
+    ("view", "kind"),
+    [
+        ("anomalies", T.ANOMALY_DETECTED),
+        ("safety", T.GOVERNOR_STATE_CHANGED),
+        ("safety", T.REWARD_HACKING_SUSPECTED),
+        ("trends", T.TREND_DETECTED),
+        ("ppo_updates", T.PPO_UPDATE_COMPLETED),
+        ("workers", T.WORKER_STATE_CHANGED),
+        ("checkpoints", T.CHECKPOINT_RECORDED),
+        ("drops", T.EVENTS_DROPPED),
+    ],
+)
+def test_what_can_be_urgent_tells_how_urgent_it_is(view: str, kind: TelemetryEventType, tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    for severity in (Severity.WARNING, Severity.CRITICAL):
+        log.emit(kind, PAYLOADS[kind](), severity, **ids_of(kind))
+    with RunDatabase([tmp_path]) as database:
+        assert ask(database, f"select severity from {view} order by seq").rows == (("warning",), ("critical",))
+
+
+def test_runs_with_one_id_are_refused_and_runs_without_any_are_not(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rounds=1)
+    write_run(tmp_path / "b", rounds=1)
+    for name in ("c", "d"):
+        (tmp_path / name / "segments").mkdir(parents=True)
+    with RunDatabase([tmp_path / "a", tmp_path / "c", tmp_path / "d"]) as database:
+        assert ask(database, "select count(*) from runs").rows == ((1,),)
+    with pytest.raises(ValueError, match=r"a and .*b both hold run"):
+        RunDatabase([tmp_path / "a", tmp_path / "b"])
+
+
+def test_a_query_that_needs_too_much_memory_is_stopped(everything: RunDatabase) -> None:
+    with pytest.raises(ValueError, match="needs more memory than it may use"):
+        everything.ask("select length(list(i)::varchar) from range(1000000000) t(i)", limit=1, timeout_s=60.0)
+    assert ask(everything, "select 1").rows == ((1,),)
+
+
+def test_the_memory_of_a_query_is_bounded(everything: RunDatabase) -> None:
+    (told,) = ask(everything, "select current_setting('memory_limit')").rows[0]
+    assert told in ("953.7 MiB", "953.8 MiB")  # a thousand million bytes, and a little for the log
 
 
 FORBIDDEN = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 
 import pytest
 
@@ -21,6 +23,9 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
         (ModelFileError("wrong"), 2),
         (RunBusy("wrong"), 2),
         (PermissionError("wrong"), 2),
+        (PermissionError(errno.EACCES, "wrong", "runs/a"), 2),
+        (FileNotFoundError(errno.ENOENT, "wrong", "runs/a"), 6),
+        (OSError(errno.EIO, "wrong"), 6),
         (CheckpointError("wrong"), 4),
         (StorageError("what is wrong", FULL, needed_bytes=5000, free_bytes=12), 6),
         (KeyboardInterrupt(), 130),
@@ -39,6 +44,48 @@ def test_an_error_ends_the_command_with_its_code(
     told = capsys.readouterr().err
     assert len(told.splitlines()) == 1
     assert ("wrong" in told) == (code != 130)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "runs/a"), "runs/a: Is a directory; it is a folder; name a"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/a"), "runs/a: Permission denied; check the perm"),
+        (OSError(errno.EROFS, "Read-only file system", "/mnt/a"), "/mnt/a: Read-only file system; the disk is"),
+        (OSError(errno.EIO, "Input/output\nerror", "runs/a"), "runs/a: Input/output error; check the path and the"),
+        (FULL, "cannot write the output, or read or write a file: No space left on device; free space there"),
+        (OSError("no number"), "no number"),
+    ],
+)
+def test_an_error_of_the_system_names_path_reason_and_remedy(
+    error: OSError, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> None:
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "tasks", command)
+    with pytest.raises(SystemExit):
+        cli.main(["tasks"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"esper: error: {words}")
+    assert "Errno" not in line
+
+
+@pytest.mark.parametrize("args", [["tasks"], ["tasks", "--json"], ["--help"]])
+def test_output_that_nothing_can_take_is_one_line(args: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "esper.scripts.cli", *args], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == ExitCode.STORAGE
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("esper: error: cannot write the output")
+
+
+def test_a_reader_that_has_had_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m esper.scripts.cli tasks --json | head -c 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from esper.leyline import ExitCode
 from esper.scripts.cli import main
-from tests.karn.logs import LogWriter, T, started, write_round, write_run
+from tests.karn.logs import RUN_ID, LogWriter, T, started, write_manifest, write_round, write_run
 
 
 def resumed_run(folder: Path) -> None:
@@ -57,11 +61,12 @@ def test_curves_have_one_point_per_round_however_often_it_was_run(
 def test_tables_hold_what_queries_answer(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="needs the extra `runs`")
     from esper.karn.sql import RunDatabase
+    from esper.karn.sql_views import VIEWS
 
     resumed_run(tmp_path / "it's a run")
     main(["export", str(tmp_path / "it's a run"), "parquet", "--out", str(tmp_path / "it's out")])
     files = sorted((tmp_path / "it's out").glob("*.parquet"))
-    assert {path.stem for path in files} >= {"rounds", "epochs", "slots", "seeds", "events", "integrity", "runs"}
+    assert {path.stem for path in files} == {*VIEWS, "integrity"}  # also those in which nothing happened
     with RunDatabase([tmp_path / "it's a run"]) as database:
         for path in files:
             answer = database.ask(f"select * from {path.stem}", limit=10_000, timeout_s=30.0)
@@ -82,3 +87,55 @@ def test_a_folder_with_something_in_it_is_left_alone(
     assert stopped.value.code == 2
     assert "not an empty folder" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("form", ["tensorboard", "parquet"])
+def test_names_with_brackets_are_printed_as_they_are(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "[/x]:smile:"
+    write_run(run, rounds=1)
+    main(["export", str(run), form])
+    assert f" to {run}/" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("form", ["tensorboard", "parquet"])
+def test_a_run_that_is_not_whole_is_exported_with_a_word_of_warning(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_run(tmp_path / "run", rounds=1)
+    write_manifest(tmp_path / "run")
+    main(["export", str(tmp_path / "run"), form, "--out", str(tmp_path / "one")])
+    assert capsys.readouterr().err == ""
+    log.write(b"damage\n")
+    main(["export", str(tmp_path / "run"), form, "--out", str(tmp_path / "two")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"esper: run {RUN_ID} is not whole: ")
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+
+
+@pytest.mark.parametrize("form", ["tensorboard", "parquet"])
+def test_a_disk_that_takes_no_more_is_one_line_and_code_6(form: str, tmp_path: Path) -> None:
+    """The library that writes TensorBoard files would wait for its dead thread for ever."""
+    write_run(tmp_path / "run", rounds=3)
+    command = [sys.executable, "-m", "esper.scripts.cli", "export", "run", form]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, preexec_fn=limit_files)
+    assert done.returncode == ExitCode.STORAGE
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("esper: error: ")
+    assert "run/" in line
+    assert "File too large" in line
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", rounds=1)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", str(tmp_path / "run"), "parquet", "--out", str(tmp_path / "file" / "out")])
+    assert stopped.value.code == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}/file" in line
+    assert "a part of the path is a file" in line

@@ -12,8 +12,10 @@ import pytest
 
 pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 
+from esper.karn.sql import RunDatabase
 from esper.scripts.cli import main
-from tests.karn.logs import LogWriter, T, epoch_completed, write_run
+from tests.karn.logs import RUN_ID, LogWriter, T, epoch_completed, write_manifest, write_run
+from tests.scripts.screens import seen
 
 EPOCH = {"round": 0, "episode": 0, "env": 0, "epoch": 0}
 
@@ -54,8 +56,12 @@ def test_cut_rows_are_told_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["drop table lines"], "expected one SELECT, got DROP"),
         (["select * from nowhere"], "nowhere does not exist"),
-        (["select 1", "--limit", "0"], "--limit must be at least 1"),
-        (["select 1", "--timeout", "0"], "--timeout must be above 0"),
+        (["select 1", "--limit", "0"], "--limit must be from 1 to 1000000000, got 0"),
+        (["select 1", "--limit", "99999999999999999999"], "--limit must be from 1 to 1000000000"),
+        *(
+            (["select 1", "--timeout", given], f"--timeout must be above 0 and at most 86400 seconds, got {told}")
+            for given, told in (("0", "0"), ("-1", "-1"), ("inf", "inf"), ("nan", "nan"), ("1e12", "1e+12"))
+        ),
         (["select count(*) from range(1000000000000) a, range(1000000) b", "--timeout", "0.2"], "longer than 0.2 s"),
     ],
 )
@@ -67,6 +73,98 @@ def test_mistakes_are_one_message_and_code_2(
         main(["query", str(tmp_path), *args])
     assert stopped.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_table_that_fits_the_terminal_is_one(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=2)
+    head, *rows = seen(["query", tmp_path, "select round, wall, accuracy_mean_pct from rounds"]).splitlines()[:3]
+    assert head.split() == ["round", "wall", "accuracy_mean_pct"]
+    assert [row.split() for row in rows] == [["0", "1767225624.00", "72"], ["1", "1767225648.00", "73"]]
+
+
+def test_a_table_wider_than_the_terminal_is_printed_row_by_row_and_whole(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=2)
+    told = seen(["query", tmp_path, "select * from rounds"]).splitlines()
+    first, second = told.index("row 1"), told.index("row 2")
+    pairs = [line.split() for line in told[first + 1 : second]]
+    with RunDatabase([tmp_path]) as database:
+        assert [pair[0] for pair in pairs] == [*database.ask("from rounds", limit=1, timeout_s=30.0).columns]
+    assert ["run", RUN_ID] in pairs
+    assert ["num_env_steps_total", "6"] in pairs
+    assert not any("…" in line for line in told)
+
+
+def test_a_single_value_wider_than_the_terminal_is_not_cut(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=1)
+    told = seen(["query", tmp_path, "select repeat('abcde', 60) as long"])
+    assert "abcde" * 60 in told.replace("\n", "")
+
+
+def test_no_rows_and_many_columns_are_said_to_be_so(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=1)
+    told = seen(["query", tmp_path, "select * from rounds where round > 9"])
+    assert "no rows; columns: run, group, seq, wall" in told
+
+
+def test_a_pipe_has_no_edge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, rounds=1)
+    main(["query", str(tmp_path), "select repeat('x', 20000) as a, repeat('y', 20000) as b"])
+    assert capsys.readouterr().out.split() == ["a", "b", "x" * 20000, "y" * 20000]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        ("1794866603.3004", "1794866603.30"),
+        ("0.1 + 0.2", "0.3"),
+        ("1e0 / 3", "0.3333333"),
+        ("12345.678", "12345.68"),
+        ("-123456789.125::double", "-123456789.12"),
+        ("1.25e18::double", "1.25e+18"),
+        ("1234567890123456789::double", "1.2345678901234568e+18"),
+        ("5e-9::double", "5e-09"),
+        ("'nan'::double", "nan"),
+        ("'-inf'::double", "-inf"),
+    ],
+)
+def test_numbers_have_digits_enough(
+    number: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, rounds=1)
+    main(["query", str(tmp_path), f"select ({number})::double as x"])
+    assert capsys.readouterr().out.split() == ["x", words]
+
+
+def test_brackets_and_colons_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, rounds=1)
+    main(["query", str(tmp_path), """select '[red]:smile:[/nope]' as "[/x]" """])
+    assert capsys.readouterr().out.split() == ["[/x]", "[red]:smile:[/nope]"]
+
+
+def test_an_answer_from_a_run_that_is_not_whole_says_so_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_run(tmp_path / "a b", rounds=1)
+    write_manifest(tmp_path / "a b")
+    main(["query", str(tmp_path), "select 1"])
+    assert capsys.readouterr().err == ""
+    log.write(b"damage\n")
+    main(["query", str(tmp_path), "select 1"])  # and no other exit code
+    told = f"run {RUN_ID} is not whole: see the table integrity, or esper verify '{tmp_path}/a b'"
+    assert capsys.readouterr().err == f"esper: {told}\n"
+    write_run(tmp_path / "c", rounds=1, run="c", finish=False)
+    main(["query", str(tmp_path), "select 1"])
+    told = f"2 runs are not whole ({RUN_ID}, c): see the table integrity, or esper verify RUN"
+    assert capsys.readouterr().err == f"esper: {told}\n"
+
+
+def test_two_folders_with_one_run_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", rounds=1)
+    write_run(tmp_path / "copy", rounds=1)
+    with pytest.raises(SystemExit) as stopped:
+        main(["query", str(tmp_path), "select 1"])
+    assert stopped.value.code == 2
+    assert f"{tmp_path / 'a'} and {tmp_path / 'copy'} both hold run {RUN_ID}" in capsys.readouterr().err
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

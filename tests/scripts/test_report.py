@@ -31,3 +31,28 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.Ca
         main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "no" / "mine.html")])
     assert stopped.value.code == 2
     assert "is not a folder" in capsys.readouterr().err
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", rounds=1)
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(tmp_path / "run"), "--out", str(tmp_path)])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path}: it is a folder; name a file" in line
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run", rounds=1)
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(tmp_path / "run"), "--out", "/dev/full"])
+    assert stopped.value.code == 6
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("esper: error: cannot write /dev/full: No space left on device")
+
+
+def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "[/x]:smile:"
+    write_run(run, rounds=1)
+    main(["report", str(run)])
+    assert f"Wrote {run}/report.html" in capsys.readouterr().out

@@ -7,6 +7,9 @@ statement that the parser calls a SELECT is run, access to files is switched off
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from esper.karn.codec import with_nonfinite_words
 from esper.karn.columns import quoted, sql_type
 from esper.karn.integrity import Integrity, check_run
+from esper.karn.replay import open_log
 from esper.karn.sql_views import VIEWS, view_statements
 from esper.leyline import LoggedEvent, record
 
@@ -22,8 +26,22 @@ if TYPE_CHECKING:
     import duckdb
 
 CHUNK_LINES = 20_000
+MEMORY_BYTES = 1_000_000_000
+"""What a query may use, beside the log itself: a mistake in a join must not take the machine's memory."""
+LOG_COPIES = 4
+"""How often the log may be held: as it is, and in parts that are sorted and turned into columns."""
 _NONFINITE = b'"nonfinite"'
 _INTEGRITY = get_type_hints(Integrity)
+_ERRNO = re.compile(r'"errno":"(\d+)"')
+"""DuckDB tells the number of an error only inside its text."""
+
+
+@record
+class LoadedRun:
+    """A run that was read into tables, and whether its record is whole."""
+
+    folder: Path
+    integrity: Integrity
 
 
 @record
@@ -40,7 +58,7 @@ class RunDatabase:
     """The tables of one or more runs, to be asked. Close it, or use it as a context manager."""
 
     def __init__(self, run_dirs: Sequence[Path]) -> None:
-        self._connection = _open_tables(run_dirs)
+        self._connection, self.runs = _open_tables(run_dirs)
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
 
@@ -48,7 +66,7 @@ class RunDatabase:
         """Runs one SELECT.
 
         Raises:
-            ValueError: It is no single SELECT, it is wrong, or it took too long.
+            ValueError: It is no single SELECT, it is wrong, or it needs too much time or memory.
         """
         import duckdb
 
@@ -61,6 +79,10 @@ class RunDatabase:
             columns = tuple(column[0] for column in cursor.description or ())
         except duckdb.InterruptException:
             raise ValueError(f"the query took longer than {timeout_s:g} s and was stopped; raise --timeout") from None
+        except duckdb.OutOfMemoryException:
+            raise ValueError(
+                "the query needs more memory than it may use and was stopped; ask for fewer rows, columns or runs"
+            ) from None
         except duckdb.Error as error:
             raise ValueError(str(error)) from None
         finally:
@@ -90,37 +112,82 @@ class RunDatabase:
         return statements[0]
 
 
-def write_parquet(run_dirs: Sequence[Path], folder: Path) -> tuple[Path, ...]:
-    """Writes every table of one or more runs that has rows as a Parquet file of its own; returns the files."""
-    written = []
-    with _open_tables(run_dirs) as connection:
-        for name in ("integrity", *VIEWS):
-            if connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() is not None:
-                path = folder / f"{name}.parquet"
-                place = str(path).replace("'", "''")
-                connection.execute(f"COPY (FROM {name}) TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
-                written.append(path)
-    return tuple(written)
+@record
+class Tables:
+    """What `write_parquet` made."""
+
+    files: tuple[Path, ...]
+    runs: tuple[LoadedRun, ...]
 
 
-def _open_tables(run_dirs: Sequence[Path]) -> duckdb.DuckDBPyConnection:
+def write_parquet(run_dirs: Sequence[Path], folder: Path) -> Tables:
+    """Writes every table of one or more runs as a Parquet file of its own, those without rows too.
+
+    Raises:
+        OSError: A file cannot be written.
+    """
+    connection, runs = _open_tables(run_dirs)
+    with connection:
+        files = tuple(_write_table(connection, name, folder) for name in ("integrity", *VIEWS))
+    return Tables(files=files, runs=runs)
+
+
+def _write_table(connection: duckdb.DuckDBPyConnection, name: str, folder: Path) -> Path:
+    import duckdb
+
+    path = folder / f"{name}.parquet"
+    place = str(path).replace("'", "''")
+    try:
+        connection.execute(f"COPY (FROM {name}) TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
+    except duckdb.IOException as error:
+        number = _ERRNO.search(str(error))
+        if number is None:
+            raise OSError(errno.EIO, str(error), str(path)) from None
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    return path
+
+
+def _open_tables(run_dirs: Sequence[Path]) -> tuple[duckdb.DuckDBPyConnection, tuple[LoadedRun, ...]]:
     """The tables in a database that is still open to everything."""
-    connection = _connect()
+    connection = _connect(sum(_log_bytes(run_dir) for run_dir in run_dirs))
     connection.execute("CREATE TABLE lines (type VARCHAR, line VARCHAR)")
-    _add_integrity(connection, [_load(connection, run_dir) for run_dir in run_dirs])
+    runs = tuple(LoadedRun(folder=run_dir, integrity=_load(connection, run_dir)) for run_dir in run_dirs)
+    _refuse_twins(runs)
+    _add_integrity(connection, [run.integrity for run in runs])
     connection.execute("CREATE SCHEMA typed")
     for statement in view_statements():
         connection.execute(statement)
-    return connection
+    return connection, runs
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
+def _refuse_twins(runs: Sequence[LoadedRun]) -> None:
+    """Tables are joined by the run's id, so two folders with one id would count everything twice, or mix it."""
+    folders: dict[str, Path] = {}
+    for run in runs:
+        name = run.integrity.run
+        if name is None:
+            continue
+        if name in folders:
+            raise ValueError(
+                f"{folders[name]} and {run.folder} both hold run {name}, and tables tell runs apart by their id. "
+                "Ask one of them alone, or move the copy out of the folder"
+            )
+        folders[name] = run.folder
+
+
+def _connect(log_bytes: int) -> duckdb.DuckDBPyConnection:
     try:
         import duckdb
     except ImportError:
         raise ImportError("tables of runs need DuckDB: pip install 'esper[runs]'") from None
-    # Without a place to spill, a query that needs more memory than there is fails instead of filling a disk.
-    return duckdb.connect(":memory:", config={"temp_directory": ""})
+    # Without a place to spill, a query that needs more memory than it may use fails instead of filling a disk.
+    memory = f"{MEMORY_BYTES + LOG_COPIES * log_bytes}B"
+    return duckdb.connect(":memory:", config={"temp_directory": "", "memory_limit": memory})
+
+
+def _log_bytes(run_dir: Path) -> int:
+    with open_log(run_dir) as files:
+        return sum(file.num_bytes() for file in files)
 
 
 def _load(connection: duckdb.DuckDBPyConnection, run_dir: Path) -> Integrity:

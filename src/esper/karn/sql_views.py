@@ -61,6 +61,11 @@ def _plain(kind: TelemetryEventType, *, without: tuple[str, ...] = (), also: str
     return f"SELECT {_STAMP}{_IDS[spec.scope]}, {columns}{also} FROM {typed(kind)} ORDER BY run, seq"
 
 
+def _graded(kind: TelemetryEventType, *, without: tuple[str, ...] = (), also: str = "") -> str:
+    """The same, with how urgently a person should look: for events of which some are urgent."""
+    return _plain(kind, without=without, also=f"{also}, severity")
+
+
 def _each(kind: TelemetryEventType, parts: str, columns: str) -> str:
     """One row per entry of a list in the payload, in its order; the entry is called `part`."""
     ids = _IDS[EVENTS[kind].scope]
@@ -114,9 +119,9 @@ ORDER BY run, seq
 """
 
 _SAFETY = f"""
-SELECT *, 'governor' AS source FROM ({_plain(T.GOVERNOR_STATE_CHANGED)})
+SELECT *, 'governor' AS source FROM ({_graded(T.GOVERNOR_STATE_CHANGED)})
 UNION ALL BY NAME
-SELECT *, 'reward_hacking' AS source FROM ({_plain(T.REWARD_HACKING_SUSPECTED)})
+SELECT *, 'reward_hacking' AS source FROM ({_graded(T.REWARD_HACKING_SUSPECTED)})
 ORDER BY run, seq
 """
 
@@ -188,7 +193,7 @@ VIEWS: dict[str, str] = {
     "runs": _RUNS,
     "rounds": _plain(T.ROUND_COMPLETED),
     "episodes": _plain(T.EPISODE_COMPLETED),
-    "trends": _plain(T.TREND_DETECTED),
+    "trends": _graded(T.TREND_DETECTED),
     "epochs": _plain(T.EPOCH_COMPLETED, without=("slots", "debug")),
     "slots": _by_key(T.EPOCH_COMPLETED, "slots", "slot_id", SlotState),
     "decisions": _plain(T.ACTION_TAKEN, without=("heads", "components")),
@@ -199,15 +204,15 @@ VIEWS: dict[str, str] = {
     "gates": _GATES,
     "coalitions": _COALITIONS,
     "attributions": _ATTRIBUTIONS,
-    "ppo_updates": _plain(T.PPO_UPDATE_COMPLETED, without=("heads", "layers")),
+    "ppo_updates": _graded(T.PPO_UPDATE_COMPLETED, without=("heads", "layers")),
     "ppo_heads": _by_key(T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate),
     "choices": _CHOICES,
-    "anomalies": _plain(T.ANOMALY_DETECTED, without=("debug",), also=", severity"),
+    "anomalies": _graded(T.ANOMALY_DETECTED, without=("debug",)),
     "safety": _SAFETY,
-    "workers": _plain(T.WORKER_STATE_CHANGED),
-    "checkpoints": _plain(T.CHECKPOINT_RECORDED, without=("round",), also=", data.round AS num_rounds"),
+    "workers": _graded(T.WORKER_STATE_CHANGED),
+    "checkpoints": _graded(T.CHECKPOINT_RECORDED, without=("round",), also=", data.round AS num_rounds"),
     "profile": _PROFILE,
-    "drops": _plain(T.EVENTS_DROPPED),
+    "drops": _graded(T.EVENTS_DROPPED),
     "blueprint_yield": _BLUEPRINT_YIELD,
     "reward_calibration": _REWARD_CALIBRATION,
 }

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from esper.leyline import record
+from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ def bench_coalitions_command(
     import torch
 
     torch.set_num_threads(1)
-    console = Console()
+    console = plain_console()
     cases = [(name, kind, kwargs, shape, n) for name, kind, kwargs, shape in HOSTS for n in range(1, MAX_SEEDS + 1)]
     rows = []
     for name, kind, kwargs, shape, num_seeds in track(cases, "timing", console=console, transient=True):

@@ -6,7 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from rich.console import Console
+from esper.scripts.terminal import plain_console
 
 
 def bench_engine_command(
@@ -41,11 +41,11 @@ def bench_engine_command(
 
     spec = bench_task(task, samples, steps)
     count = min(envs, usable_cores() if workers is None else workers)
-    console = Console()
+    console = plain_console()
     with tempfile.TemporaryDirectory(prefix="esper-bench-") as scratch:
         data = load_task_data(spec, data_dir)
         figures = run_bench(make_worker_spec(spec, data, scratch=Path(scratch)), envs, count, steps, console)
     show(console, figures)
     if out is not None:
         out.write_text(json.dumps(figures, indent=2) + "\n")
-        console.print(f"written: {out}")
+        console.print(f"written: {out}", soft_wrap=True)

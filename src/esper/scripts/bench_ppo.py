@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from esper.leyline import derive_seed, record
+from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
     import gymnasium
@@ -74,7 +74,7 @@ def bench_ppo_command(
     import torch
 
     torch.set_num_threads(1)
-    console = Console()
+    console = plain_console()
     runs = []
     with console.status("learning") as status:
         for run in _all_runs(env_steps, rival_steps, envs, seeds, status.update):

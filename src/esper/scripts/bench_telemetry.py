@@ -10,8 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
@@ -47,9 +49,9 @@ def bench_telemetry_command(
         calibration_runs=0,
         worker_kind="inline",
     )
-    console, figures = Console(), {}
+    console, figures = plain_console(), {}
     for level in LEVELS:
-        with console.status(f"{task} at level {level}"):
+        with console.status(Text(f"{task} at level {level}")):
             figures[level] = measure(config, level)
     console.print(_table(task, figures))
     if out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -71,25 +72,49 @@ EXIT_CODES: tuple[tuple[tuple[type[Exception], ...], ExitCode], ...] = (
     ((WorkersFailed,), ExitCode.WORKERS),
     ((ValueError, DataNotFound, DataDamaged, ModelFileError, RunBusy), ExitCode.USAGE),
     ((ImportError, PermissionError, NotADirectoryError), ExitCode.USAGE),
+    ((OSError,), ExitCode.STORAGE),
 )
 USER_ERRORS = tuple(kind for kinds, _ in EXIT_CODES for kind in kinds)
+
+REMEDIES: Mapping[int, str] = {
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "it is a folder; name a file",
+    errno.ENOTDIR: "a part of the path is a file; name a folder",
+    errno.EEXIST: "name another one",
+    errno.EACCES: "check the permissions, or name another place",
+    errno.EPERM: "check the permissions, or name another place",
+    errno.EROFS: "the disk is read-only; name another place",
+    errno.ENOSPC: "free space there, or write elsewhere",
+    errno.EDQUOT: "free space there, or write elsewhere",
+}
+"""What to do about an error of the operating system, by its number."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one subcommand. What a person can mend is one line and an exit code; ESPER_DEBUG=1 adds the traceback."""
     try:
         _parse(sys.argv[1:] if argv is None else argv)()
-    except USER_ERRORS as error:
-        if os.environ.get("ESPER_DEBUG"):
-            traceback.print_exc()
-        sys.stderr.write(f"esper: error: {error}\n")
-        raise SystemExit(next(code for kinds, code in EXIT_CODES if isinstance(error, kinds))) from None
+        sys.stdout.flush()  # here and not at exit, where Python would answer a full disk with a traceback
     except BrokenPipeError:
         # The reader of a pipe has had enough, as with `| head`. Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except USER_ERRORS as error:
+        if os.environ.get("ESPER_DEBUG"):
+            traceback.print_exc()
+        sys.stderr.write(f"esper: error: {_in_words(error)}\n")
+        raise SystemExit(next(code for kinds, code in EXIT_CODES if isinstance(error, kinds))) from None
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
         raise SystemExit(ExitCode.INTERRUPTED) from None
+
+
+def _in_words(error: Exception) -> str:
+    """The message; of an error of the operating system: the path, the reason and what to do, without its number."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    place = "cannot write the output, or read or write a file" if error.filename is None else str(error.filename)
+    remedy = REMEDIES.get(error.errno, "check the path and the disk, and try again")
+    return f"{place}: {' '.join(str(error.strerror).split())}; {remedy}"
 
 
 def _parse(args: Sequence[str]) -> Callable[[], None]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from esper.kasmina import HostSpec
 from esper.leyline import ActionExecutionResult, ActionSpec, HostLayout, LifecycleOp, record, wait
@@ -151,7 +152,7 @@ def run_bench(spec: WorkerSpec, envs: int, workers: int, steps: int, console: Co
     with EnginePool(build_bench_worker, spec, kind="process", workers=workers) as pool:
         startup_s = time.perf_counter() - started
         empty = [usage.pss_bytes for usage in _with_envs(pool, 1, 0)]
-        with console.status(f"{spec.task.name}: {envs} hosts on {workers} workers"):
+        with console.status(Text(f"{spec.task.name}: {envs} hosts on {workers} workers")):
             side_by_side = compare(pool, envs, steps)
             memory = _memory(pool, envs, empty)
             growth = grow(pool, envs, max(3, steps // 4))

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from esper.leyline import EpisodeSeed
+from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
     from esper.runtime.datasets import Split
@@ -75,7 +76,7 @@ def evaluate_command(
 
     Exit code 0 says that the evaluation is complete, whatever came out; 2 that it must not be used as evidence.
     """
-    console = Console()
+    console = plain_console()
     if from_ is not None:
         _show(console, _regenerate(from_, out), from_.parent if out is None else out)
         return
@@ -240,7 +241,12 @@ def _tune(console: Console, request: Request, episodes: int, workers: int) -> No
 
 
 def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description:>12}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 

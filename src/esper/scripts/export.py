@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
-from rich.console import Console
 
+from esper.leyline import ExitCode
 from esper.leyline.rundir import METRICS_DIR
+from esper.scripts.terminal import plain_console, warn_if_not_whole
+
+if TYPE_CHECKING:
+    from esper.karn.integrity import Integrity
 
 TABLES_DIR = "tables"
 
@@ -35,27 +44,55 @@ def export_command(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; name another one with --out")
     folder.mkdir(parents=True, exist_ok=True)
-    told = _write_tensorboard(run, folder) if form == "tensorboard" else _write_parquet(run, folder)
-    Console(soft_wrap=True, highlight=False).print(f"Wrote {told} to {folder}")
+    told, found = _write_tensorboard(run, folder) if form == "tensorboard" else _write_parquet(run, folder)
+    plain_console(soft_wrap=True, highlight=False).print(f"Wrote {told} to {folder}")
+    warn_if_not_whole({run: found})
 
 
-def _write_tensorboard(run: Path, folder: Path) -> str:
-    from esper.karn.replay import replay
+def _write_tensorboard(run: Path, folder: Path) -> tuple[str, Integrity]:
+    from esper.karn.integrity import check_run
     from esper.leyline import LoggedEvent, TelemetryEventType
     from esper.nissa.tensorboard import TensorBoardBackend
 
     files = TensorBoardBackend(folder)
-    files.start()
     num_rounds = 0
-    for item in replay(run):
-        if isinstance(item, LoggedEvent):
-            files.write(item)
-            num_rounds += item.type is TelemetryEventType.ROUND_COMPLETED
-    files.close()
-    return f"the curves of {num_rounds} rounds"
+
+    def write(event: LoggedEvent, line: bytes) -> None:
+        nonlocal num_rounds
+        files.write(event)
+        num_rounds += event.type is TelemetryEventType.ROUND_COMPLETED
+
+    with _ending_if_a_thread_fails(folder):
+        files.start()
+        found = check_run(run, write)
+        files.close()
+    return f"the curves of {num_rounds} rounds", found
 
 
-def _write_parquet(run: Path, folder: Path) -> str:
+@contextmanager
+def _ending_if_a_thread_fails(folder: Path) -> Iterator[None]:
+    """TensorBoard files are written by a thread of their library. If it fails, whoever hands it the next point waits
+    for ever, and so does the end of the process: nothing is left but to go at once.
+    """
+    usual = threading.excepthook
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        if isinstance(failed.exc_value, OSError):
+            sys.stderr.write(f"esper: error: cannot write {folder}: {failed.exc_value.strerror}\n")
+            os._exit(ExitCode.STORAGE)
+        usual(failed)
+        sys.stderr.flush()
+        os._exit(ExitCode.UNEXPECTED)
+
+    threading.excepthook = end
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
+
+
+def _write_parquet(run: Path, folder: Path) -> tuple[str, Integrity]:
     from esper.karn.sql import write_parquet
 
-    return f"{len(write_parquet([run], folder))} tables"
+    tables = write_parquet([run], folder)
+    return f"{len(tables.files)} tables", tables.runs[0].integrity

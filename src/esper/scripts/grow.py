@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from esper.leyline import (
     ActionExecutionResult,
@@ -21,6 +22,7 @@ from esper.leyline import (
     TelemetryEvent,
     TelemetryEventType,
 )
+from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
     from esper.runtime.tasks import TaskSpec
@@ -76,11 +78,11 @@ def grow_command(
     folder = Path("runs") / f"grow-{spec.name}" if out is None else out
     data = load_task_data(spec, data_dir)
     seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=seed)]
-    console = Console()
+    console = plain_console()
     with HostRunner(spec, data) as runner:
         deciding = runner.controller(controller, blueprint)
         folder.mkdir(parents=True, exist_ok=True)
-        console.print(f"[bold]{spec.name}[/bold]: {spec.description}", soft_wrap=True)
+        console.print(Text.assemble((spec.name, "bold"), f": {spec.description}"), soft_wrap=True)
         console.print(
             f"{data.description}; {len(data.train):,} rows to train on, {len(data.val):,} to validate on",
             soft_wrap=True,
@@ -106,10 +108,10 @@ def grow_command(
 
 def _progress(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description:>10}"),
+        TextColumn("{task.description:>10}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}"),
+        TextColumn("{task.fields[facts]}", markup=False),
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,

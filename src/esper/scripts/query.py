@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from esper.scripts.terminal import json_ready, plain_console, warn_if_not_whole
+
 if TYPE_CHECKING:
     from esper.karn.sql import Answer
 
-# Wide enough for any table: a pipe has no edge to wrap at.
-PIPE_WIDTH = 10_000
+MAX_ROWS = 1_000_000_000
+MAX_TIMEOUT_S = 86_400.0
+GAP = 2
+"""Spaces between two columns."""
+LARGE, HUGE = 1e5, 1e15
+"""From where seven digits are too few, and from where hundredths mean nothing."""
 
 
 def query_command(
@@ -32,43 +39,72 @@ def query_command(
 
     `show tables` lists the tables, `describe rounds` the columns of one. Tables hold what finally happened: rounds
     that a crash undid and a resume repeated appear once. Fields not measured are NULL. Quote "group" and "limit",
-    which SQL uses as words. Nothing can be written, and no file other than the logs can be read.
+    which SQL uses as words. Nothing can be written, and no file other than the logs can be read. A table that is wider
+    than the terminal is printed row by row, a line per column.
 
     Example: esper query runs/ "select blueprint, num_fossilized, mean_contribution_pp from blueprint_yield"
     """
     from esper.karn.replay import find_runs
     from esper.karn.sql import RunDatabase
 
-    if limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {limit}")
-    if timeout <= 0:
-        raise ValueError(f"--timeout must be above 0 seconds, got {timeout:g}")
+    if not 1 <= limit <= MAX_ROWS:
+        raise ValueError(f"--limit must be from 1 to {MAX_ROWS}, got {limit}")
+    if not 0 < timeout <= MAX_TIMEOUT_S:
+        raise ValueError(f"--timeout must be above 0 and at most {MAX_TIMEOUT_S:.0f} seconds, got {timeout:g}")
     with RunDatabase(find_runs(runs)) as database:
         answer = database.ask(sql, limit=limit, timeout_s=timeout)
-    {"table": _print_table, "csv": _print_csv, "json": _print_json}[format](answer)
+    {"table": _print_for_people, "csv": _print_csv, "json": _print_json}[format](answer)
     if answer.truncated:
         sys.stderr.write(f"esper: only the first {limit} rows; --limit gives more\n")
+    warn_if_not_whole({run.folder: run.integrity for run in database.runs})
 
 
-def _print_table(answer: Answer) -> None:
+def _print_for_people(answer: Answer) -> None:
     from esper.karn.console import clean
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for place, name in enumerate(answer.columns):
+    names = [clean(name) for name in answer.columns]
+    rows = [[clean(_word(value)) for value in row] for row in answer.rows]
+    widths = [max(map(cell_len, column)) + GAP for column in zip(names, *rows, strict=True)]
+    console = plain_console()
+    if not console.is_terminal:  # a pipe has no edge to wrap at
+        console = plain_console(width=sum(widths))
+    if sum(widths) - GAP > console.width:
+        _print_row_by_row(console, names, rows)
+    else:
+        _print_table(console, names, rows, answer)
+
+
+def _print_table(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], answer: Answer) -> None:
+    table = Table(box=None, padding=(0, GAP, 0, 0), header_style="bold", pad_edge=False)
+    for place, name in enumerate(names):
         numbers = all(isinstance(row[place], int | float | None) for row in answer.rows)
-        table.add_column(clean(name), justify="right" if numbers else "left")
-    for row in answer.rows:
-        table.add_row(*(Text(clean(_word(value))) for value in row))
+        table.add_column(Text(name), justify="right" if numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
     console.print(table)
 
 
+def _print_row_by_row(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """What does not fit side by side: nothing is cut, and the terminal itself breaks lines that are too long."""
+    width = max(map(cell_len, names)) + GAP
+    if not rows:
+        console.print(Text(f"no rows; columns: {', '.join(names)}"), soft_wrap=True)
+    for number, row in enumerate(rows, start=1):
+        console.print(Text(f"row {number}", style="bold"))
+        for name, word in zip(names, row, strict=True):
+            line = Text(name + " " * (width - cell_len(name)), style="dim").append(word, style="not dim")
+            console.print(line, soft_wrap=True)
+
+
 def _word(value: object) -> str:
+    """Seven digits, as the log has them; large numbers, as times are, whole and with hundredths."""
     if value is None:
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    if abs(value) >= HUGE:
+        return repr(value)
+    return f"{value:.2f}" if abs(value) >= LARGE else f"{value:.7g}"
 
 
 def _print_csv(answer: Answer) -> None:
@@ -78,15 +114,6 @@ def _print_csv(answer: Answer) -> None:
 
 
 def _print_json(answer: Answer) -> None:
-    rows = [{name: _plain(value) for name, value in zip(answer.columns, row, strict=True)} for row in answer.rows]
+    rows = [{name: json_ready(value) for name, value in zip(answer.columns, row, strict=True)} for row in answer.rows]
     json.dump(rows, sys.stdout, indent=2, default=str, allow_nan=False)
     sys.stdout.write("\n")
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no word for numbers that are not finite; they become text, so that null keeps its meaning."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
+from esper.leyline import StorageError
 from esper.leyline.rundir import REPORT_FILE
+from esper.scripts.terminal import plain_console
 
 
 def report_command(
@@ -25,10 +26,17 @@ def report_command(
     """
     from esper.karn.replay import find_run
     from esper.karn.report import make_report
+    from esper.nissa.files import free_bytes
 
-    page = make_report(find_run(run), time.time())
+    find_run(run)
     target = run / REPORT_FILE if out is None else out
+    if target.is_dir():
+        raise ValueError(f"cannot write {target}: it is a folder; name a file, such as {target / REPORT_FILE}")
     if not target.parent.is_dir():
         raise ValueError(f"cannot write {target}: {target.parent} is not a folder")
-    target.write_text(page, encoding="utf-8")
-    Console(soft_wrap=True, highlight=False).print(f"Wrote {target} ({len(page) / 1000:.0f} kB)")
+    page = make_report(run, time.time())
+    try:
+        target.write_text(page, encoding="utf-8")
+    except OSError as error:  # while writing, it does not say where
+        raise StorageError(str(target), error, needed_bytes=len(page), free_bytes=free_bytes(target.parent)) from error
+    plain_console(soft_wrap=True, highlight=False).print(f"Wrote {target} ({len(page) / 1000:.0f} kB)")

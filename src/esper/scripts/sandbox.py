@@ -14,6 +14,7 @@ from rich.table import Table
 
 from esper.leyline import record
 from esper.scripts.sandboxes import ABLATIONS, SANDBOXES, Sandbox
+from esper.scripts.terminal import plain_console
 
 
 @record
@@ -48,7 +49,7 @@ def sandbox_command(
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
     chosen = [_ablated(sandbox, ablate) for sandbox in _choose(only)]
-    console = Console()
+    console = plain_console()
     results: dict[str, list[SandboxResult]] = {sandbox.name: [] for sandbox in chosen}
     with _progress(console) as progress:
         for sandbox in chosen:
@@ -98,7 +99,12 @@ def _run(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> Sa
 
 
 def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description:>12}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
+from esper.scripts.terminal import plain_console
+
 if TYPE_CHECKING:
     from esper.karn.verdict import Verdict
     from esper.karn.view import RunView
@@ -31,7 +33,7 @@ def status_command(
     """
     from esper.karn.console import render_line, render_status
 
-    console = Console()
+    console = plain_console()
     views = _views(run)
     view, found = next(views)
     if as_json:
@@ -46,7 +48,7 @@ def status_command(
         while True:
             if (newest := render_line(view, found)) != line:
                 line = newest
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                console.print(line, highlight=False, soft_wrap=True)
             if _is_over(view, found):
                 return
             time.sleep(POLL_S)

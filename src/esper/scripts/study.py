@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
-from rich.console import Console
+from rich.text import Text
 
 from esper.leyline import ExitCode
 from esper.scripts.evaluate import evaluate_command
+from esper.scripts.terminal import plain_console
 from esper.scripts.train import run_and_show
 
 if TYPE_CHECKING:
@@ -72,13 +73,13 @@ def study_command(
     from esper.simic.training.config import preset, with_overrides
     from esper.tolaria.runtime import usable_cores
 
-    study, console = STUDIES[name], Console()
+    study, console = STUDIES[name], plain_console()
     count = usable_cores() if workers is None else workers
     num_policies = 1 if quick else study.policies if policies is None else policies
     if num_policies < 1:
         raise ValueError(f"--policies must be at least 1, got {policies}")
     folder = out / (f"{name}-quick" if quick else name if policies is None else f"{name}-{num_policies}")
-    console.print(f"[bold]{name}[/bold]: {study.description}", soft_wrap=True)
+    console.print(Text.assemble((name, "bold"), f": {study.description}"), soft_wrap=True)
     config = with_overrides(preset(study.preset), {**study.changes, "workers": min(count, preset(study.preset).envs)})
     runs = []
     for seed in range(num_policies):

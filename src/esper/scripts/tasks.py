@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.leyline import record
+from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
     from esper.runtime.datasets import DataStatus
@@ -50,9 +51,9 @@ def tasks_command(
     if as_json:
         print(json.dumps([_facts(row) for row in rows], indent=2))  # noqa: T201
         return
-    console = Console()
+    console = plain_console()
     if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+        console = plain_console(width=PIPE_WIDTH)
     console.print(_table(rows))
     _print_places(console, rows)
 

@@ -1,11 +1,18 @@
-"""How commands print: text as it is, and numbers as JSON can hold them."""
+"""How commands print: text as it is, numbers as JSON can hold them, and a word where a record is not whole."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from esper.karn.integrity import Integrity
 
 
 def plain_console(*, width: int | None = None, soft_wrap: bool = False, highlight: bool = True) -> Console:
@@ -24,3 +31,14 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): json_ready(entry) for key, entry in value.items()}
     return [json_ready(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def warn_if_not_whole(found: Mapping[Path, Integrity]) -> None:
+    """Says in one line which of the runs that an answer came from are damaged, or have no end yet."""
+    broken = [folder for folder, integrity in found.items() if not integrity.complete]
+    if not broken:
+        return
+    names = ", ".join(str(found[folder].run or folder.name) for folder in broken)
+    what = f"run {names} is not whole" if len(broken) == 1 else f"{len(broken)} runs are not whole ({names})"
+    where = shlex.quote(str(broken[0])) if len(broken) == 1 else "RUN"
+    sys.stderr.write(f"esper: {what}: see the table integrity, or esper verify {where}\n")
