@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from esper.leyline import CheckpointError, DataDamaged, DataNotFound, ExitCode, ModelFileError, RunBusy, StorageError
 from esper.scripts import cli
+from tests.karn.test_older_logs import OLD
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -71,12 +73,12 @@ def test_an_error_of_the_system_names_path_reason_and_remedy(
     assert "Errno" not in line
 
 
-@pytest.mark.parametrize("args", [["tasks"], ["tasks", "--json"], ["--help"]])
+@pytest.mark.parametrize("args", [["tasks"], ["tasks", "--json"], ["--help"], ["status", "--json", str(OLD)]])
 def test_output_that_nothing_can_take_is_one_line(args: list[str]) -> None:
+    buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "esper.scripts.cli", *args]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "esper.scripts.cli", *args], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered)
     assert done.returncode == ExitCode.STORAGE
     (line,) = done.stderr.splitlines()
     assert line.startswith("esper: error: cannot write the output")
