@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,24 @@ def test_a_rebuild_does_not_vouch_for_damage_that_the_manifest_knows(
     assert verify(str(run)) == 1
     victim.write_bytes(sound)
     assert verify(str(run), "--rebuild") == 0
+
+
+def test_a_rebuild_does_not_vouch_for_a_changed_active_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(run / "events.jsonl", b"RUN_ENDED")
+    assert verify(str(run), "--rebuild") == 2
+    assert "events.jsonl: sha256 mismatch" in capsys.readouterr().err
+
+
+def test_a_rebuilt_manifest_vouches_for_the_active_file_of_a_run_that_is_over(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sealed = json.loads((run / "manifest.json").read_text())["active"]
+    (run / "manifest.json").unlink()
+    assert verify(str(run), "--rebuild") == 0
+    assert json.loads((run / "manifest.json").read_text())["active"] == sealed
+    flip(run / "events.jsonl", b"0.6")
+    assert verify(str(run)) == 1
+    assert "events.jsonl: sha256 mismatch" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])])

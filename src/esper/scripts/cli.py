@@ -95,17 +95,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _parse(sys.argv[1:] if argv is None else argv)()
         sys.stdout.flush()  # here and not at exit, where Python would answer a full disk with a traceback
-    except BrokenPipeError:
-        # The reader of a pipe has had enough, as with `| head`. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of a pipe has had enough, as with `| head`
+        _let_go_of_output()
     except USER_ERRORS as error:
         if os.environ.get("ESPER_DEBUG"):
             traceback.print_exc()
+        _let_go_of_output()
         sys.stderr.write(f"esper: error: {_in_words(error)}\n")
         raise SystemExit(next(code for kinds, code in EXIT_CODES if isinstance(error, kinds))) from None
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
         raise SystemExit(ExitCode.INTERRUPTED) from None
+
+
+def _let_go_of_output() -> None:
+    """Drops output that cannot be written: Python would try once more at exit, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_words(error: Exception) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.text import Text
 
-from esper.leyline.rundir import CHECKPOINTS_DIR, MANIFEST_FILE
+from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE, MANIFEST_FILE
 from esper.scripts.terminal import plain_console
 
 EXIT_UNSOUND = 1
@@ -65,8 +66,8 @@ def _writer(run: Path) -> int | None:
 
 
 def _rebuild(run: Path) -> None:
-    from esper.karn.integrity import contradictions
-    from esper.nissa.segments import rebuild_manifest, write_manifest
+    from esper.karn.integrity import check_run, contradictions
+    from esper.nissa.segments import rebuild_manifest, scan_segment, write_manifest
 
     with _owned(run):
         if wrong := contradictions(run):
@@ -77,6 +78,10 @@ def _rebuild(run: Path) -> None:
         manifest = rebuild_manifest(run)
         if manifest is None:
             raise ValueError(f"{run} has no readable event from which a manifest could be made")
+        active = run / EVENTS_FILE
+        if active.exists() and check_run(run).has_end:  # it will not grow, so it can be vouched for too
+            entry = replace(scan_segment(active), attempt=manifest.attempts[-1].attempt)
+            manifest = replace(manifest, active=entry)
         write_manifest(run, manifest)
 
 
