@@ -2,8 +2,23 @@
 
 from esper.scripts.cli import main
 from esper.simic.training.session import start_new
-from tests.karn.test_report import BLUE, SECTIONS, VERMILION, Page, near, needs_browser, show
+from tests.karn.test_report import (
+    BLUE,
+    DOT,
+    SCALE_AT,
+    SECTIONS,
+    VERMILION,
+    YELLOW,
+    Page,
+    near,
+    needs_browser,
+    only,
+    show,
+)
 from tests.telemetry.sittings import BLIND, sit
+
+DRAWN = (("curves", VERMILION, 100), ("parameters", DOT, 20), ("seeds", YELLOW, 200), ("policy", BLUE, 200))
+"""A colour that each chart of this run draws."""
 
 
 @needs_browser
@@ -18,8 +33,11 @@ def test_a_browser_shows_the_report_of_a_real_run(tmp_path):
     words = " ".join(page.words)
     assert "completed after 2 rounds" in words
     assert "The record is whole." in words
-    shot, complaints = show(path, tmp_path)
+    _, complaints = show(path, tmp_path)
     assert complaints == []
-    pixels = imread(shot)
-    assert near(pixels, BLUE) > 200, "the curve of accuracy"
-    assert near(pixels, VERMILION) > 100, "the curve of returns"
+    for section, color, num_pixels in DRAWN:
+        alone = tmp_path / f"{section}.html"
+        alone.write_text(only(section, path.read_text(encoding="utf-8")), encoding="utf-8")
+        shot, complaints = show(alone, tmp_path, height=900)
+        assert complaints == []
+        assert near(imread(shot)[:, :SCALE_AT], color) > num_pixels, f"{section} does not show {color}"

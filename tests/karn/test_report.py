@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +18,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
 pytest.importorskip("jinja2", reason="reports need the extra `runs`")
 
-from esper.karn.charts import BLUE, GREEN, VERMILION
+from esper.karn.charts import BLUE, GREEN, ORANGE, VERMILION, YELLOW
 from esper.karn.report import make_report
 from esper.leyline import Severity
 from tests.karn.logs import (
@@ -27,7 +31,10 @@ from tests.karn.logs import (
     ended,
     germinated,
     governor_changed,
+    head_update,
+    ppo_update,
     started,
+    write_manifest,
     write_round,
     write_run,
 )
@@ -65,12 +72,26 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    """A completed run whose record is whole."""
     log = write_run(tmp_path, rounds=8, finish=False)
     where = {"round": 7, "episode": 7, "env": 1, "epoch": 2}
     log.emit(T.GOVERNOR_STATE_CHANGED, governor_changed(), Severity.CRITICAL, **where)
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.WARNING, round=7)
     log.emit(T.RUN_ENDED, ended(num_rounds_total=8))
+    write_manifest(tmp_path)
+    (tmp_path / "config.json").write_text('{"task": "digits_mlp", "seed": 7}')
     return tmp_path
+
+
+def words_of(run: Path) -> str:
+    return " ".join(Page(make_report(run, WALL)).words)
+
+
+def opening(run: Path) -> tuple[str, str]:
+    """How the page begins: the colour of the verdict and its first line."""
+    found = re.search(r'<div class="verdict (\w+)">\s*<p class="now">(.*?)</p>', make_report(run, WALL))
+    assert found is not None
+    return found[1], found[2]
 
 
 def test_a_report_has_all_its_parts_and_well_formed_markup(run: Path) -> None:
@@ -81,8 +102,138 @@ def test_a_report_has_all_its_parts_and_well_formed_markup(run: Path) -> None:
     text = " ".join(page.words)
     for words in (RUN_ID, "completed after 8 rounds", "91.50 %", "mlp.lora", "divergence", "clip_share", "c0ffee"):
         assert words in text, words
-    assert "manifest.json is missing" in text  # the writer of these tests makes none: the record is not whole
+    assert "The record is whole." in text
+    assert opening(run) == ("info", "completed after 8 rounds, best accuracy 91.5 % (best single host)")
+
+
+def lose_manifest(run: Path) -> None:
+    (run / "manifest.json").unlink()
+
+
+def damage_line(run: Path) -> None:
+    with (run / "events.jsonl").open("ab") as log:
+        log.write(b"damage\n")
+
+
+def lose_line(run: Path) -> None:
+    lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "events.jsonl").write_bytes(b"".join(lines[:5] + lines[6:]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lose_manifest, "manifest.json is missing"),
+        (damage_line, "events.jsonl at byte"),
+        (lose_line, "seq 5 to 5 are missing"),
+    ],
+)
+def test_a_page_about_a_damaged_record_opens_with_that(damage: Callable[[Path], None], problem: str, run: Path) -> None:
+    damage(run)
+    assert opening(run) == ("error", "evidence broken: the record is not whole")
+    text = words_of(run)
     assert "The record is NOT whole." in text
+    assert f"Why: {problem}" in text
+    assert f"esper verify {run}" in text
+    assert text.count("evidence broken") == 1  # what the events alone can tell of it is not said again
+
+
+def test_all_problems_are_counted_and_listed(run: Path) -> None:
+    lose_manifest(run)
+    lose_line(run)
+    assert "; and 1 more problems" in words_of(run)
+
+
+def test_a_failed_run_whose_record_is_damaged_failed_first_of_all(tmp_path: Path) -> None:
+    log = write_run(tmp_path, rounds=1, finish=False)
+    log.emit(T.RUN_ENDED, ended(status="failed", error_type="Oops", error_message="it broke"), Severity.ERROR)
+    assert opening(tmp_path) == ("critical", "failed: Oops: it broke")
+    assert "evidence broken: the record is not whole" in words_of(tmp_path)
+
+
+def test_a_run_that_goes_on_is_not_damaged(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=6, finish=False)
+    write_manifest(tmp_path)
+    assert opening(tmp_path)[1].startswith("steady")
+    assert "Nothing is damaged, but the run has no end marker yet." in words_of(tmp_path)
+
+
+def test_a_traceback_can_be_read(tmp_path: Path) -> None:
+    log = write_run(tmp_path, rounds=1, finish=False)
+    tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nOops: it broke\n'
+    failed = ended(status="failed", error_type="Oops", error_message="it broke", traceback_tail=tail)
+    log.emit(T.RUN_ENDED, failed, Severity.ERROR)
+    text = make_report(tmp_path, WALL)
+    (shown,) = re.findall("<pre>(Trace.*?)</pre>", text, re.DOTALL)
+    assert unescape(shown) == tail
+    assert text.count("most recent call last") == 1
+    assert "failed after 20 rounds: Oops: it broke" in words_of(tmp_path)
+
+
+def test_advice_names_the_run_and_not_the_report_itself(run: Path) -> None:
+    assert "esper report" not in words_of(run)
+    log = LogWriter(run / "it's [odd]")
+    log.emit(T.RUN_STARTED, started())
+    log.emit(T.CHECKPOINT_RECORDED, checkpoint())
+    log.emit(T.RUN_ENDED, ended(status="interrupted"))
+    write_manifest(log.folder)
+    assert f"esper train --resume {shlex.quote(str(log.folder))}" in words_of(log.folder)
+
+
+def facts_of(run: Path) -> dict[str, str]:
+    rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', make_report(run, WALL))
+    return {unescape(name): unescape(value) for name, value in rows}
+
+
+def test_figures_say_what_they_are_of(run: Path) -> None:
+    facts = facts_of(run)
+    assert facts["best accuracy (best single host)"] == "91.50 %"
+    assert facts["final accuracy (mean over envs)"] == "90.00 %"
+    assert facts["rounds"] == "8 of 20"
+    assert facts["time"] == "61 s"
+
+
+def test_the_time_of_a_resumed_run_is_that_of_its_last_attempt(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.rotate()
+    again = LogWriter(tmp_path, attempt=1, first_seq=1)
+    again.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
+    again.emit(T.RUN_ENDED, ended())
+    facts = facts_of(tmp_path)
+    assert facts["time of the last attempt"] == "61 s"
+    assert "time" not in facts
+
+
+def test_what_is_known_to_be_absent_is_not_called_unknown(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    absent = {"param_budget": None, "reward_mode": None, "data_sha256": None, "git_commit": None, "git_dirty": True}
+    log.emit(T.RUN_STARTED, started(**absent, argv=("esper", "train", "--runs", "my runs"), devices=("cuda:0", "cpu")))
+    facts = facts_of(tmp_path)
+    assert [facts[name] for name in ("cuda version", "amp dtype", "resumed from")] == ["no"] * 3
+    assert (facts["param budget"], facts["reward mode"]) == ("no limit", "none")
+    assert (facts["data sha256"], facts["git commit"], facts["git dirty"]) == ("unknown", "unknown", "yes")
+    assert facts["argv"] == "esper train --runs 'my runs'"
+    assert facts["devices"] == "cuda:0, cpu"
+
+
+def test_the_whole_configuration_is_there_to_be_opened(run: Path) -> None:
+    (run / "config.json").write_text('{"task": "<b>", "seed": 7}')
+    (shown,) = re.findall(r"<details>.*?<pre>(.*?)</pre></details>", make_report(run, WALL), re.DOTALL)
+    assert unescape(shown) == '{"task": "<b>", "seed": 7}'
+    (run / "config.json").unlink()
+    assert "has no config.json" in words_of(run)
+
+
+def test_names_with_dollar_signs_are_names(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started(slot_ids=("$\\x$",)))
+    log.emit(T.SEED_GERMINATED, germinated(slot_id="$\\x$"), round=0, episode=0, env=0, epoch=0)
+    update = ppo_update(heads={"$\\frac{$": head_update(), "op": head_update()})
+    log.emit(T.PPO_UPDATE_COMPLETED, update, round=0)
+    pictures = [b64decode(source.partition(",")[2]).decode() for source in Page(make_report(tmp_path, WALL)).sources]
+    assert any("$\\x$" in picture for picture in pictures)
+    assert any("$\\frac{$" in picture for picture in pictures)
 
 
 def test_a_report_needs_nothing_but_itself(run: Path) -> None:
@@ -140,7 +291,7 @@ CHROMIUM = next(
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: the report is not shown")
 
 
-def show(page: Path, folder: Path) -> tuple[Path, list[str]]:
+def show(page: Path, folder: Path, *, height: int = 3600) -> tuple[Path, list[str]]:
     """Opens a page in a headless browser; returns a screenshot and what the page had to complain about."""
     assert CHROMIUM is not None
     shot = folder / "shot.png"
@@ -153,7 +304,7 @@ def show(page: Path, folder: Path) -> tuple[Path, list[str]]:
             "--disable-gpu",
             "--disable-dev-shm-usage",
             "--hide-scrollbars",
-            "--window-size=1100,3600",
+            f"--window-size=1100,{height}",
             "--enable-logging=stderr",
             f"--user-data-dir={folder / 'profile'}",
             f"--screenshot={shot}",
@@ -175,31 +326,70 @@ def near(pixels: object, color: str) -> int:
     return int((np.abs(np.asarray(pixels)[..., :3] * 255 - wanted).max(axis=-1) < 3).sum())
 
 
+DOT = "#693476"
+"""Of the first round in the chart of outcomes: the darkest colour of its scale, drawn four fifths opaque on white."""
+CHARTS: dict[str, dict[str, int]] = {
+    "curves": {BLUE: 500, ORANGE: 200, GREEN: 200, VERMILION: 200},
+    "parameters": {DOT: 20},
+    "seeds": {YELLOW: 2000, GREEN: 2000},
+    "policy": {BLUE: 500, ORANGE: 200},
+}
+"""What each chart draws: colours, with fewer pixels than any run that has something to show."""
+SCALE_AT = 840
+"""Where the colour scale of the chart of outcomes begins, in pixels from the left: it has the colours of the dots."""
+
+
+def only(section: str, text: str) -> str:
+    """The page with nothing but the chart of one section: colours of other charts and of the verdict are gone."""
+    found = re.search(rf'<section id="{section}">.*?(<figure>.*?</figure>)', text, re.DOTALL)
+    assert found is not None, f"{section} has no chart"
+    return f"{text[: text.index('<body>')]}<body>{found[1]}</body></html>"
+
+
+def missing_colors(section: str, text: str, folder: Path) -> dict[str, int]:
+    """Which colours of a chart a browser shows too little of, with the pixels they have."""
+    from matplotlib.image import imread
+
+    page = folder / f"{section}.html"
+    page.write_text(only(section, text), encoding="utf-8")
+    shot, complaints = show(page, folder, height=900)
+    assert complaints == []
+    pixels = imread(shot)[:, :SCALE_AT]
+    counts = {color: near(pixels, color) for color in CHARTS[section]}
+    return {color: count for color, count in counts.items() if count < CHARTS[section][color]}
+
+
 @needs_browser
-def test_a_browser_shows_the_charts_and_has_nothing_to_complain_about(
-    run: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.mark.parametrize("section", [*CHARTS])
+def test_a_browser_draws_every_chart(section: str, run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert missing_colors(section, make_report(run, WALL), tmp_path_factory.mktemp("browser")) == {}
+
+
+@needs_browser
+@pytest.mark.parametrize("section", ["curves", "parameters"])
+def test_that_check_would_miss_a_blank_chart(section: str, run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The other charts are on the page, and their colours do not count."""
+    blank = b64encode(b'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="400"></svg>').decode()
+    text = make_report(run, WALL)
+    (picture,) = re.findall(r'src="([^"]+)"', only(section, text))
+    spoilt = text.replace(picture, f"data:image/svg+xml;base64,{blank}")
+    missing = missing_colors(section, spoilt, tmp_path_factory.mktemp("browser"))
+    assert missing == dict.fromkeys(CHARTS[section], 0)
+
+
+@needs_browser
+def test_a_browser_has_nothing_to_complain_about(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     from matplotlib.image import imread
 
     (run / "report.html").write_text(make_report(run, WALL))
     shot, complaints = show(run / "report.html", tmp_path_factory.mktemp("browser"))
     assert complaints == []
-    pixels = imread(shot)
-    assert pixels.shape[:2] == (3600, 1100)
-    # Accuracy, return and fossils have colours that nothing but the charts shows.
-    assert near(pixels, BLUE) > 500
-    assert near(pixels, VERMILION) > 200
-    assert near(pixels, GREEN) > 2000
+    assert imread(shot).shape[:2] == (3600, 1100)
 
 
 @needs_browser
-def test_that_check_would_hear_a_complaint_and_miss_a_picture(
-    run: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    from matplotlib.image import imread
-
+def test_that_check_would_hear_a_complaint(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     spoilt = make_report(run, WALL).replace("data:image/svg+xml;base64,", "https://localhost:1/")
     (run / "report.html").write_text(spoilt)
-    shot, complaints = show(run / "report.html", tmp_path_factory.mktemp("browser"))
+    _, complaints = show(run / "report.html", tmp_path_factory.mktemp("browser"))
     assert len(complaints) >= 4  # the page's own policy forbids each of the four
-    assert near(imread(shot), BLUE) == 0

@@ -191,14 +191,17 @@ def _figure(height: float) -> Figure:
 
 def _svg(figure: Figure) -> str:
     from matplotlib import rc_context
+    from matplotlib.text import Text
     from matplotlib.ticker import MaxNLocator
 
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_xlabel() in COUNTS:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for text in figure.findobj(Text):  # names of slots and heads are names: a dollar sign begins no formula
+        text.set_parse_math(False)
     out = BytesIO()
     # The salt makes the ids inside the picture the same each time; text stays text and uses the reader's fonts.
-    with rc_context({"svg.hashsalt": "esper", "svg.fonttype": "none"}):
+    with rc_context({"svg.hashsalt": "esper", "svg.fonttype": "none", "text.parse_math": False}):
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue().decode()

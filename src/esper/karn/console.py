@@ -11,7 +11,7 @@ from rich.text import Text
 from esper.karn.finding import Finding, State
 from esper.karn.verdict import Verdict
 from esper.karn.view import EnvNow, RunView
-from esper.leyline import AnomalyDetected, GovernorStateChanged, LoggedEvent, Severity
+from esper.leyline import AnomalyDetected, GovernorStateChanged, LoggedEvent, RunEnded, Severity
 
 MAX_ENVS = 16
 MAX_NOTES = 8
@@ -46,10 +46,10 @@ def render_status(view: RunView, found: Verdict) -> RenderableType:
 
 
 def render_line(view: RunView, found: Verdict) -> str:
-    """One line for a pipe: where the run is and what is said about it."""
+    """One line for a pipe: how far the run is and what is said about it."""
     last = view.progress.last_round
     accuracy = "" if last is None else f"  accuracy {last.data.accuracy_mean_pct:.1f} %"
-    return clean(f"round {_count(view.progress.round)}{accuracy}  {found.headline} [{found.why}]")
+    return clean(f"{_rounds_done(view)}{accuracy}  {found.headline}")
 
 
 def _title(view: RunView) -> Text:
@@ -121,7 +121,7 @@ def _progress(view: RunView, state: State) -> str:
     progress, begun = view.progress, view.progress.started
     if begun is None:
         return "not started"
-    text = f"{progress.rounds.num_seen} of {begun.num_rounds} rounds"
+    text = _rounds_done(view)
     last = progress.last_round
     if progress.ended is None and state is not State.DIED and last is not None:
         left_s = (begun.num_rounds - progress.rounds.num_seen) * last.data.duration_s
@@ -129,6 +129,11 @@ def _progress(view: RunView, state: State) -> str:
     if view.machine.profile is not None:
         text += f", {view.machine.profile.data.env_steps_per_s:.1f} env steps/s"
     return text
+
+
+def _rounds_done(view: RunView) -> str:
+    done, begun = view.progress.rounds.num_seen, view.progress.started
+    return f"{done} rounds" if begun is None else f"{done} of {begun.num_rounds} rounds"
 
 
 def _policy(view: RunView) -> Iterator[tuple[str, str]]:
@@ -150,10 +155,11 @@ def _envs(view: RunView) -> Table:
     for name in ("env", "episode", "epoch", "acc. %", "loss", "params"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("slots", no_wrap=True)
-    table.add_column("last action", no_wrap=True, overflow="ellipsis")
+    table.add_column("last action")  # the one column that may be narrowed: figures are never cut
     slot_ids = () if view.progress.started is None else view.progress.started.slot_ids
     for env in sorted(view.growth.envs)[:MAX_ENVS]:
-        table.add_row(str(env), *(Text(clean(cell)) for cell in _env_cells(view.growth.envs[env], slot_ids)))
+        *cells, action = (clean(cell) for cell in _env_cells(view.growth.envs[env], slot_ids))
+        table.add_row(str(env), *map(Text, cells), Text(action, no_wrap=True, overflow="ellipsis"))
     if len(view.growth.envs) > MAX_ENVS:
         table.add_row(f"+{len(view.growth.envs) - MAX_ENVS}")
     return table
@@ -204,6 +210,9 @@ def describe(data: object) -> str:
             limit = "" if data.limit is None else f", limit {data.limit:.4g}"
             moved = f"{data.from_state} to {data.to_state}"
             return f"{moved}: {data.reason or 'recovered'}, validation loss {data.value:.4g}{limit}{back}"
+        case RunEnded():  # its traceback is in the report
+            error = "" if data.error_type is None else f": {data.error_type}: {data.error_message}"
+            return f"{data.status} after {data.num_rounds_total} rounds{error}"
     fields = ((name, getattr(data, name)) for name in data.__dataclass_fields__)  # type: ignore[attr-defined]
     return ", ".join(f"{name} {_short(value)}" for name, value in fields if value not in (None, "", (), {}))
 

@@ -5,20 +5,26 @@ The file needs nothing but itself: pictures are inside, there is no script, and 
 
 from __future__ import annotations
 
+import shlex
 import time
 from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+
+from msgspec import structs
 
 from esper.karn import charts
 from esper.karn.console import describe
+from esper.karn.finding import State
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
 from esper.karn.story import Story, tell
-from esper.karn.verdict import verdict
-from esper.leyline import LoggedEvent, Severity
+from esper.karn.verdict import Verdict, verdict
+from esper.karn.view import RunView
+from esper.leyline import LoggedEvent, RunEnded, Severity
+from esper.leyline.rundir import CONFIG_FILE
 
 MAX_WARNINGS = 300
 MAX_PROBLEMS = 30
@@ -27,7 +33,7 @@ MAX_PROBLEMS = 30
 def make_report(run_dir: Path, wall: float) -> str:
     """The report of a run as HTML, as of a time in Unix seconds."""
     story, checked = tell(replay(run_dir)), check_run(run_dir)
-    found = verdict(story.view, read_heartbeat(run_dir, wall), wall)
+    found = _judge(story.view, checked, run_dir, wall)
     return _render(
         title=f"Run {story.view.log.run or run_dir.name}",
         subtitle=_subtitle(story),
@@ -45,11 +51,36 @@ def make_report(run_dir: Path, wall: float) -> str:
         blueprints=list(_blueprints(story)),
         warnings=[_warning(event) for event in story.warnings[-MAX_WARNINGS:]],
         num_warnings=len(story.warnings),
-        sound=checked.complete,
+        integrity_class="sev-error" if checked.damage else "sev-info" if checked.complete else "sev-warning",
+        integrity_words=_whole(checked),
         integrity=list(_integrity(checked)),
         problems=checked.problems[:MAX_PROBLEMS],
         provenance=list(_provenance(story)),
+        config=_config(run_dir),
     )
+
+
+def _judge(view: RunView, checked: Integrity, run_dir: Path, wall: float) -> Verdict:
+    """The verdict in the light of a check of the files, which opens the page if they are damaged."""
+    checked_view = structs.replace(view, log=structs.replace(view.log, problems=checked.damage))
+    found = verdict(checked_view, read_heartbeat(run_dir, wall), wall, run_dir=run_dir)
+    if found.state is State.COMPLETED:  # elsewhere it advises to make a report
+        return replace(found, next="read on; nothing needs to be done")
+    return found
+
+
+def _whole(checked: Integrity) -> str:
+    if checked.damage:
+        return "The record is NOT whole."
+    return "The record is whole." if checked.complete else "Nothing is damaged, but the run has no end marker yet."
+
+
+def _config(run_dir: Path) -> str | None:
+    """The configuration as it lies in the run directory; None if it cannot be read."""
+    try:
+        return (run_dir / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
 
 
 def _render(**values: object) -> str:
@@ -86,9 +117,9 @@ def _outcome(story: Story) -> Iterator[tuple[str, str]]:
     yield "rounds", f"{len(story.rounds)} of {story.starts[-1].num_rounds}" if story.starts else str(len(story.rounds))
     yield "episodes", f"{len(story.episodes)}"
     if ended is not None:
-        yield "best accuracy", _figure(ended.data.best_accuracy_pct, ".2f", " %")
-        yield "final accuracy", _figure(ended.data.final_accuracy_pct, ".2f", " %")
-        yield "time", f"{ended.data.wall_s:.0f} s"
+        yield "best accuracy (best single host)", _figure(ended.data.best_accuracy_pct, ".2f", " %")
+        yield "final accuracy (mean over envs)", _figure(ended.data.final_accuracy_pct, ".2f", " %")
+        yield "time of the last attempt" if view.log.attempt else "time", f"{ended.data.wall_s:.0f} s"
     if last is not None:
         yield "committed accuracy, last round", _figure(last.data.committed_accuracy_pct, ".2f", " %")
         yield "parameters, last round", f"{last.data.params_ratio_mean:.2f} times the host's own"
@@ -111,6 +142,7 @@ def _warning(event: LoggedEvent) -> dict[str, object]:
         "severity": event.severity.value,
         "type": event.type.value,
         "text": describe(event.data),
+        "traceback": event.data.traceback_tail if isinstance(event.data, RunEnded) else None,
     }
 
 
@@ -129,17 +161,33 @@ def _provenance(story: Story) -> Iterator[tuple[str, str]]:
         return
     begun = story.starts[-1]
     for field in fields(begun):
-        yield field.name.replace("_", " "), _words(getattr(begun, field.name))
+        value = getattr(begun, field.name)
+        words = _ABSENT.get(field.name, "unknown") if value is None else _words(field.name, value)
+        yield field.name.replace("_", " "), words
     for number, again in enumerate(story.starts[1:], start=1):
         yield f"resume {number}", again.resumed_from or "without a checkpoint"
 
 
-def _words(value: object) -> str:
+_ABSENT = {
+    "cuda_version": "no",
+    "amp_dtype": "no",
+    "resumed_from": "no",
+    "param_budget": "no limit",
+    "reward_mode": "none",
+}
+"""What it means that a field is None, where that is known."""
+
+
+def _words(name: str, value: object) -> str:
+    if name == "argv" and isinstance(value, tuple):
+        return shlex.join(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, tuple):
-        return " ".join(map(str, value)) or "none"
+        return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{key} {entry}" for key, entry in value.items())
-    return "unknown" if value is None else str(value)
+    return str(value)
 
 
 def _figure(value: float | None, form: str, unit: str = "") -> str:

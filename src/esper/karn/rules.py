@@ -20,6 +20,7 @@ _BROKEN = ("num_nonfinite", "skipped_updates")
 _PASSIVE = ("decision_share", "wait_share")
 """Alarms about a policy that has nothing to decide, or decides nothing."""
 RESUME_COMMAND = "esper train --resume RUN"
+"""In advice, RUN stands for the run directory; the verdict puts its path there where it is known."""
 _ORDER = {metric: place for place, metric in enumerate(THRESHOLDS)}
 
 
@@ -60,10 +61,13 @@ def _died(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[F
 def _evidence_broken(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Finding]:
     log = view.log
     reasons = []
-    if log.first_bad is not None:
+    if log.problems:  # a check of the files has seen more than the events can tell
+        first, *others = log.problems
+        reasons.append(("the record is not whole", f"{first}; and {len(others)} more problems" if others else first))
+    elif log.first_bad is not None:
         where = f"{log.first_bad.file} at byte {log.first_bad.offset}"
         reasons.append((f"{log.num_bad} damaged lines", f"the first is in {where}: {log.first_bad.reason}"))
-    if log.num_missing > log.num_dropped:
+    if log.num_missing > log.num_dropped and not log.problems:
         why = f"{log.num_missing} sequence numbers missing up to seq {log.last_seq}, {log.num_dropped} reported as lost"
         reasons.append(("events are missing without explanation", why))
     if log.write_failure is not None:
@@ -94,7 +98,7 @@ def _ended(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[
         state=State.COMPLETED if completed else State.INTERRUPTED,
         severity=Severity.INFO,
         now=f"{ended.data.status} after {ended.data.num_rounds_total} rounds"
-        + ("" if best is None else f", best accuracy {best:.1f} %"),
+        + ("" if best is None else f", best accuracy {best:.1f} % (best single host)"),
         why=f"RUN_ENDED with status {ended.data.status} (seq {ended.seq})",
         next="esper report RUN shows what came of it" if completed else _resume(view),
     )

@@ -86,6 +86,8 @@ class Log(Part, frozen=True, kw_only=True):
     first_bad: BadLine | None
     num_bad: int
     write_failure: Cited[EventsDropped] | None
+    problems: tuple[str, ...]
+    """What a check of the files found damaged; empty where nothing was found, or no check was made."""
 
 
 class Progress(Part, frozen=True, kw_only=True):
@@ -190,6 +192,7 @@ EMPTY = RunView(
         first_bad=None,
         num_bad=0,
         write_failure=None,
+        problems=(),
     ),
     progress=Progress(
         started=None,

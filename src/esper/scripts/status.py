@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from esper.scripts.terminal import plain_console
+from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
+from esper.scripts.terminal import json_ready, plain_console
 
 if TYPE_CHECKING:
     from esper.karn.verdict import Verdict
     from esper.karn.view import RunView
 
 POLL_S = 0.5
+PATIENCE_S = 60.0
+"""How long to follow a folder in which nobody writes."""
 
 
 def status_command(
@@ -31,28 +35,34 @@ def status_command(
     do. All of it is computed from the event log; only the question whether the process is alive is put to the
     heartbeat file and the operating system. Watching a run cannot disturb it.
     """
-    from esper.karn.console import render_line, render_status
+    from esper.karn.console import render_status
 
     console = plain_console()
-    views = _views(run)
+    views = _views(run, wait=follow)
     view, found = next(views)
     if as_json:
-        print(json.dumps(_facts(view, found), indent=2))  # noqa: T201
-        return
-    if not follow:
+        print(json.dumps(json_ready(_facts(view, found)), indent=2, allow_nan=False))  # noqa: T201
+    elif not follow:
         console.print(render_status(view, found))
     elif console.is_terminal:
         _follow_on_screen(console, view, found, views)
     else:
-        line = ""
-        while True:
-            if (newest := render_line(view, found)) != line:
-                line = newest
-                console.print(line, highlight=False, soft_wrap=True)
-            if _is_over(view, found):
-                return
-            time.sleep(POLL_S)
-            view, found = next(views)
+        _follow_in_lines(console, view, found, views)
+
+
+def _follow_in_lines(console: Console, view: RunView, found: Verdict, views: Iterator[tuple[RunView, Verdict]]) -> None:
+    """A line when a round is done or something else is the case, for a pipe or a file."""
+    from esper.karn.console import clean, render_line
+
+    line = ""
+    while True:
+        if (newest := render_line(view, found)) != line:
+            line = newest
+            console.print(f"{line} [{clean(found.why)}]", highlight=False, soft_wrap=True)
+        if _is_over(view, found):
+            return
+        time.sleep(POLL_S)
+        view, found = next(views)
 
 
 def _follow_on_screen(
@@ -76,8 +86,13 @@ def _is_over(view: RunView, found: Verdict) -> bool:
     return view.progress.ended is not None or found.state is State.DIED
 
 
-def _views(run: Path) -> Iterator[tuple[RunView, Verdict]]:
-    """The run as it is whenever the next view is asked for."""
+def _views(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Verdict]]:
+    """The run as it is whenever the next view is asked for.
+
+    Args:
+        run: The run directory.
+        wait: True to say so where nothing shows that anybody writes the run, and to give up after a while.
+    """
     from esper.karn.fold import fold_all
     from esper.karn.process import read_heartbeat
     from esper.karn.replay import Follower, find_run
@@ -85,11 +100,39 @@ def _views(run: Path) -> Iterator[tuple[RunView, Verdict]]:
     from esper.karn.view import EMPTY
 
     follower, view = Follower(find_run(run)), EMPTY
+    patience = _Patience(run) if wait else None
     while True:
         batch = follower.poll()
         view = fold_all(batch.items, EMPTY if batch.restarted else view)
         wall = time.time()
-        yield view, verdict(view, read_heartbeat(run, wall), wall)
+        heartbeat = read_heartbeat(run, wall)
+        if patience is not None:
+            patience.look(view.log.num_events > 0 or heartbeat is not None)
+        yield view, verdict(view, heartbeat, wall, run_dir=run)
+
+
+class _Patience:
+    """Waits for a first sign of life: without an event or a heartbeat nobody can tell that the process is gone."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._since: float | None = None
+
+    def look(self, alive: bool) -> None:
+        """Notes whether there is a sign; without one it says so first, and in the end stops.
+
+        Raises:
+            ValueError: There has been none for too long.
+        """
+        now = time.monotonic()
+        missing = f"{self._run} has no event ({EVENTS_FILE}) and no heartbeat ({STATUS_FILE})"
+        if alive:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+            sys.stderr.write(f"esper: {missing} yet; waiting {PATIENCE_S:g} s for a process to write them\n")
+        elif now - self._since > PATIENCE_S:
+            raise ValueError(f"{missing} after {PATIENCE_S:g} s: nobody writes this run. Start or resume it first")
 
 
 def _facts(view: RunView, found: Verdict) -> dict[str, object]:
@@ -108,6 +151,7 @@ def _facts(view: RunView, found: Verdict) -> dict[str, object]:
             for f in found.findings
         ],
         "round": view.progress.round,
+        "num_rounds_done": view.progress.rounds.num_seen,
         "num_rounds": None if view.progress.started is None else view.progress.started.num_rounds,
         "accuracy_mean_pct": None if last is None else last.data.accuracy_mean_pct,
         "return_mean": None if last is None else last.data.return_mean,
