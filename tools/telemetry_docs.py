@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
-from dataclasses import fields
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from esper.leyline import EVENTS, THRESHOLDS, EventSpec, TelemetryEventType, Threshold
 
@@ -24,9 +29,67 @@ def thresholds_table() -> str:
     return "\n".join([head, "|---|---|---|---|---|---|---|---|", *rows])
 
 
+def fields_table() -> str:
+    """One row per field that has words of its own, record by record in the order of the events."""
+    rows = [
+        f"| {place} | `{name}` | {_for_readers(words)} |"
+        for place, record in _records().items()
+        for name, words in field_docs(record).items()
+    ]
+    return "\n".join(["| of | field | meaning |", "|---|---|---|", *rows])
+
+
+def field_docs(record: type) -> dict[str, str]:
+    """What the source says about each field of a record, in the text right below it."""
+    (body,) = ast.parse(inspect.getsource(record)).body
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, below in pairwise(body.body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            assert isinstance(field.target, ast.Name)
+            found[field.target.id] = " ".join(str(below.value.value).split())
+    return found
+
+
+def payload_records() -> list[type]:
+    """Every record that a payload consists of, each once."""
+    return list(_records().values())
+
+
+def _records() -> dict[str, type]:
+    """Records by the places in which they occur, each once: payloads by their events, parts after their payload."""
+    places: dict[type, list[str]] = {}
+    for kind, spec in EVENTS.items():
+        places.setdefault(spec.payload, []).append(kind.value)
+        for record, path in _parts(spec.payload):
+            places.setdefault(record, []).append(f"`{path}` of {kind.value}")
+    return {", ".join(dict.fromkeys(where)): record for record, where in places.items()}
+
+
+def _parts(record: type, path: str = "") -> Iterator[tuple[type, str]]:
+    """Records inside a record, with the names that lead there."""
+    for name, hint in get_type_hints(record).items():
+        for part in _records_in(hint):
+            yield part, f"{path}{name}"
+            yield from _parts(part, f"{path}{name}.")
+
+
+def _records_in(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and is_dataclass(hint):
+        yield hint
+    for part in get_args(hint):
+        yield from _records_in(part)
+
+
+def _for_readers(words: str) -> str:
+    """As people meet it in the log, where None is null."""
+    return re.sub(r"\bNone\b", "`null`", words)
+
+
 def with_tables(page: str) -> str:
-    """The page with both tables as they are now."""
-    for name, table in (("events", events_table()), ("thresholds", thresholds_table())):
+    """The page with all tables as they are now."""
+    tables = {"events": events_table(), "fields": fields_table(), "thresholds": thresholds_table()}
+    for name, table in tables.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         page, count = pattern.subn(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", page)
         assert count == 1, f"{PAGE.name} needs exactly one place for {name}, found {count}"

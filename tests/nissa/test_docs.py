@@ -23,3 +23,4 @@ def test_the_tables_are_current() -> None:
     assert tool().with_tables(page) == page, "run: python tools/telemetry_docs.py"
     assert "| RUN_STARTED |" in page
     assert "| `entropy_share` |" in page
+    assert "| EPISODE_COMPLETED | `return_raw` |" in page

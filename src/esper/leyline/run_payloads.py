@@ -17,14 +17,20 @@ class RunStarted:
     torch_version: str
     numpy_version: str
     cuda_version: str | None
+    """That torch was built for; None for a build without CUDA."""
     git_commit: str | None
+    """Of the source this runs from; None if that is not known."""
     git_dirty: bool | None
+    """True if tracked files differ from that commit."""
     config_hash: str
     """sha256 of the canonical JSON of the configuration."""
     argv: tuple[str, ...]
+    """The command as it was given."""
     run_seed: int
+    """Everything random in the run follows from it."""
     task: str
     data_sha256: str | None
+    """Of the data set; None if it has none."""
     split_sizes: Mapping[str, int]
     """Rows by split: train, val, test."""
     num_rounds: int
@@ -32,15 +38,19 @@ class RunStarted:
     epochs_per_episode: int
     slot_ids: tuple[str, ...]
     host_params: int
+    """Parameters of the host alone."""
     param_budget: int | None
     """Most parameters a host and its seeds may have together; None for no limit."""
     controller: str
+    """ppo, or the name of a fixed one."""
     reward_mode: str | None
     """None where nothing is priced."""
     worker_kind: str
+    """inline: hosts run in this process; process: in workers."""
     num_workers: int
     devices: tuple[str, ...]
     amp_dtype: str | None
+    """Mixed precision of the hosts; None for none."""
     level: str
     """The telemetry level, by its lower-case name."""
     resumed_from: str | None
@@ -54,15 +64,24 @@ class RunEnded:
     """The end marker. A log without one whose process is gone is that of a run that died."""
 
     status: Literal["completed", "failed", "interrupted"]
+    """interrupted: stopped in good order before the last round; it can be resumed."""
     error_type: str | None
+    """Name of the exception; None if there was none."""
     error_message: str | None
     traceback_tail: str | None
+    """Its last 2000 characters."""
     num_rounds_total: int
+    """Rounds completed, those of earlier attempts included."""
     num_env_steps_total: int
+    """Host epochs trained over all envs, those of earlier attempts included."""
     best_accuracy_pct: float | None
+    """The best final accuracy of a single host in any round."""
     final_accuracy_pct: float | None
+    """`accuracy_mean_pct` of the last round."""
     wall_s: float
+    """Of this attempt."""
     num_dropped_total: int
+    """Events lost in this attempt."""
 
 
 @record
@@ -70,25 +89,36 @@ class RoundCompleted:
     """One round is over and counted: an episode in every env, then one policy update."""
 
     accuracy_mean_pct: float
+    """Validation accuracy at the end of the episodes, all blended seeds included: mean over envs."""
     accuracy_best_pct: float
+    """The best env."""
     accuracy_worst_pct: float
+    """The worst env."""
     rolling_accuracy_pct: float
     """Mean of `accuracy_mean_pct` over the last ten rounds."""
     committed_accuracy_pct: float | None
+    """The same of the networks that would be delivered, hosts with their fossils only; None if none was measured."""
     return_mean: float
+    """Mean over envs of the raw rewards summed over an episode."""
     return_std: float
-    """Of the raw rewards, over envs."""
+    """Deviation of these sums over envs."""
     params_ratio_mean: float
-    """All parameters over the host's own."""
+    """All parameters over the host's own, mean over envs."""
     num_germinated: int
+    """Ops carried out."""
     num_fossilized: int
+    """Ops carried out."""
     num_pruned: int
-    """These three count ops carried out; a new seed that fails its probe leaves without an op."""
+    """Ops carried out; a new seed that fails its probe leaves without an op."""
     num_rollbacks: int
+    """Episodes that ended in a rollback."""
     num_episodes_total: int
     num_env_steps_total: int
+    """Host epochs trained over all envs since the run began."""
     update_performed: bool
+    """False where the policy did not learn: a fixed controller, or a skipped update."""
     duration_s: float
+    """Wall time since the end of the round before."""
 
 
 @record
@@ -97,8 +127,11 @@ class TrendDetected:
 
     kind: Literal["plateau", "improvement", "degradation"]
     delta_pp: float
+    """`rolling_pct` minus `previous_pct`."""
     rolling_pct: float
+    """The rolling accuracy now."""
     previous_pct: float
+    """The rolling accuracy `window_rounds` ago."""
     window_rounds: int
 
 
@@ -108,6 +141,7 @@ class PhaseTime:
 
     wall_ms: float
     cpu_ms: float | None
+    """None where it was not measured."""
 
 
 @record
@@ -115,9 +149,13 @@ class CudaMemory:
     """What one device holds."""
 
     allocated_bytes: int
+    """In use by tensors of this process."""
     reserved_bytes: int
+    """Held by torch's allocator, that in use included."""
     total_bytes: int
+    """Of the device."""
     num_retries: int
+    """How often the allocator had to free its cache and try again."""
 
 
 PHASES: tuple[str, ...] = ("other", "act", "execute", "reward", "update")
@@ -130,17 +168,27 @@ class ProfileMeasured:
     """Where time and memory went in a round. The phases sum to its wall time, from the end of the round before."""
 
     env_steps_per_s: float
+    """Host epochs of all envs over the wall time of the round."""
     host_samples_per_s: float | None
+    """Training rows that hosts learned from, over the same time."""
     phases: Mapping[str, PhaseTime]
+    """By name: other (telling and saving the round before), act, execute (hosts train and are validated), reward,
+    update."""
     controller_ms_per_env_step: float | None
+    """Phase act over env steps: what choosing costs."""
     telemetry_cpu_ms: float | None
+    """CPU time of telling, in the training thread and in the log's own."""
     wait_share: float | None
-    """Share of the wall time the parent waited for workers; None where there are none."""
+    """Share of the wall time the parent waited for workers; None where there are none. The alarm `wait_share` is
+    another thing: how often the policy chose WAIT although it could act."""
     rss_bytes: int | None
+    """Largest resident memory of the parent process so far."""
     cuda: Mapping[str, CudaMemory] | None
+    """By device, of the parent process; None without CUDA."""
     disk_free_bytes: int | None
+    """Where the run directory lies."""
     queue_high_water: int
-    """Most events that were waiting for the log's writer at once."""
+    """Most events that were waiting for the log's writer at once, so far."""
 
 
 @record
@@ -148,8 +196,11 @@ class ChoiceCount:
     """How often one choice was legal, taken and carried out."""
 
     num_legal: int
+    """Decisions in which it could have been chosen."""
     num_chosen: int
+    """Of these, the ones in which it was."""
     num_ok: int
+    """Of these, the ones that were carried out."""
 
 
 @record
@@ -157,7 +208,9 @@ class ChoiceStats:
     """What one head of the controller did in a round."""
 
     head: str
+    """op, slot, blueprint or blend."""
     choices: Mapping[str, ChoiceCount]
+    """By name; what was never legal is absent."""
     num_decisions: int
     """Steps on which the head mattered."""
     num_forced: int
@@ -174,10 +227,13 @@ class CheckpointRecorded:
     round: int | None
     """Rounds completed in it; None where that could not be read."""
     next_seq: int | None
+    """Events from this number on are written again when the run is resumed from it."""
     size_bytes: int | None
     save_ms: float | None
     manifest_sha256: str | None
+    """Of the checkpoint's own manifest, which lists its files and their hashes."""
     error: str | None
+    """Why it could not be saved or used; None if nothing was wrong."""
 
 
 @record
@@ -189,10 +245,14 @@ class WorkerStateChanged:
     state: str
     """"lost", "recovered" or "abandoned"."""
     env_ids: tuple[int, ...]
+    """Envs that lived there."""
     exit_code: int | None
+    """Negative for a signal; None if the process did not end."""
     error: str
     num_epochs_replayed: int
+    """Epochs trained again to bring its envs back to where they were; 0 unless it came back."""
     downtime_ms: float
+    """How long it was away; 0 unless it came back."""
 
 
 @record
@@ -202,5 +262,9 @@ class EventsDropped:
     counts: Mapping[str, int]
     """Lost events by type."""
     first_seq: int
+    """The first number that is missing."""
     last_seq: int
+    """The last number that is missing."""
     reason: Literal["queue_full", "invalid", "write_failed"]
+    """queue_full: too many waited; invalid: not as the catalogue wants it; write_failed: the log could not be
+    written."""
