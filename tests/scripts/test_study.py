@@ -5,7 +5,7 @@ import json
 import pytest
 
 from esper.karn.integrity import check_run
-from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE
+from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE, MANIFEST_FILE
 from esper.scripts import study
 from esper.scripts.cli import main
 from tests.integration.losses import lose_one
@@ -94,6 +94,8 @@ def test_a_training_that_was_killed_before_its_last_word_gets_it(tiny, judged):
     *others, last = log.read_bytes().splitlines(keepends=True)
     assert b"RUN_ENDED" in last
     log.write_bytes(b"".join(others))
+    manifest = log.parent / MANIFEST_FILE
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "active": None}))  # a kill leaves no seal
     assert start(tiny) == 0
     assert check_run(log.parent).problems == ()
     assert len(judged) == 2
