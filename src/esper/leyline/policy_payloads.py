@@ -142,6 +142,8 @@ class PPOUpdateCompleted:
     observations: ObservationHealth | None
     decision_share: float | None
     """Share of steps with more than one legal joint choice."""
+    num_rewards_clipped: int | None
+    """Rewards that met the limit of ten times their usual size; a healthy run has none."""
     lr: float
     entropy_coef: float
     clip_range: float
