@@ -9,6 +9,7 @@ import pytest
 
 from esper.leyline import EpisodeSeed
 from esper.scripts import sandbox as command
+from esper.scripts import sandbox_loop
 from esper.scripts.cli import main
 from esper.scripts.sandbox_loop import (
     ScriptPolicy,
@@ -24,7 +25,7 @@ from esper.scripts.sandbox_loop import (
 from esper.scripts.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, grow_one
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import network_shape
+from esper.simic.client import SimicClient, network_shape
 
 BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
 
@@ -81,6 +82,16 @@ def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstra
     error = judge(sandbox, learner).value_error
     assert error is not None
     assert sandbox.passes(error, None) is not bootstrapped
+
+
+def test_a_world_that_changes_gives_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = replace(shortened("recover", 1), first_rounds=2)
+    learners: list[SimicClient] = []
+    monkeypatch.setattr(sandbox_loop, "judge", lambda sandbox, learner: learners.append(learner))
+    train(sandbox, run_seed=0)
+    steps_of_a_round = NUM_ENVS * sandbox.world.horizon
+    assert learners[0].agent.env_steps == 3 * steps_of_a_round
+    assert learners[0].scale.count == 3 * steps_of_a_round, "the reward scale is that of the whole life"
 
 
 def test_the_command_tells_what_was_reached_and_fails_if_that_is_too_little(
