@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from esper.leyline import ActionOutcome, EpochReport, NumericFailure
-from esper.scripts.sandbox_loop import learner_in, run_episodes
+from esper.leyline import ActionOutcome, EpochReport, ModelFileError, NumericFailure
+from esper.scripts.sandbox_loop import context_of, learner_in, run_episodes
 from esper.scripts.sandboxes import Reward
-from esper.simic.client import SimicClient
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 from tests.fakes import seeds
-from tests.simic.agent.rounds import growth, play_round, same_bits, small_agent, small_world, weights
+from tests.simic.agent.rounds import SMALL, growth, play_round, same_bits, small_agent, small_world, weights
 
 SPEC = small_world()
 
@@ -19,6 +22,31 @@ SPEC = small_world()
 def next_round(learner: SimicClient, reward: Reward, episode: int) -> None:
     learner.accounts.reward = reward  # type: ignore[attr-defined]
     run_episodes(SPEC, learner, reward, seeds(4, episode))
+
+
+# ---- policies of other releases
+
+SHAPE = network_shape(SPEC.layout.blueprints)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global_columns": ("time_past", *SHAPE.global_columns[1:])}, r"global_columns\[0\] is 'time_past' in it and"),
+        ({"slot_columns": SHAPE.slot_columns[:1] + SHAPE.slot_columns[:0:-1]}, r"slot_columns\[1\] is"),
+        ({"card_columns": (*SHAPE.card_columns, "price")}, r"is 'price' in it and nothing in this release"),
+        ({"card_columns": SHAPE.card_columns[:-1]}, r"is nothing in it and '.*' in this release"),
+        ({"global_normalised": tuple(not flag for flag in SHAPE.global_normalised)}, r"global_normalised\[0\] is"),
+        ({"slot_normalised": tuple(not flag for flag in SHAPE.slot_normalised)}, r"slot_normalised\[0\] is"),
+    ],
+)
+def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(change: Any, words: str) -> None:
+    agent = PPOAgent(replace(SHAPE, **change), SMALL, run_seed=0)
+    saved = PPOAgent.from_files(agent.to_files())
+    with pytest.raises(ModelFileError, match=f"{words}.*[Uu]se it with the release that made it, or train a new one"):
+        FrozenPolicy(saved, context_of(SPEC), run_seed=0, greedy=True)
+    with pytest.raises(ModelFileError, match=words):
+        learner_in(SPEC, saved, growth, run_seed=0)
 
 
 # ---- rewards that are no numbers

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol
 
 import torch
@@ -21,6 +22,7 @@ from esper.leyline import (
     ActionOutcome,
     ActionSpec,
     EpochReport,
+    ModelFileError,
     NumericFailure,
     PolicyProtocol,
     derive_seed,
@@ -55,6 +57,28 @@ def network_shape(blueprints: Sequence[str]) -> NetworkShape:
         card_columns=tuple(column.name for column in CARD_COLUMNS),
         blueprints=tuple(blueprints),
     )
+
+
+def check_columns(shape: NetworkShape) -> None:
+    """Compares what a network was built to see with what it would see now.
+
+    Weights know columns by position only: another feature in the place of one would be taken for it without a sign.
+
+    Raises:
+        ModelFileError: Names the first difference.
+    """
+    today = network_shape(shape.blueprints)
+    for name in ("global_columns", "global_normalised", "slot_columns", "slot_normalised", "card_columns"):
+        for position, (built, now) in enumerate(zip_longest(getattr(shape, name), getattr(today, name))):
+            if built != now:
+                raise ModelFileError(
+                    f"the policy was built for other features: {name}[{position}] is {_or_nothing(built)} in it and "
+                    f"{_or_nothing(now)} in this release. Use it with the release that made it, or train a new one"
+                )
+
+
+def _or_nothing(value: object) -> str:
+    return "nothing" if value is None else repr(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +131,13 @@ class FrozenPolicy:
         context: The hosts it will meet; they may have other slots than those it was trained with.
         run_seed: Key of the samples.
         greedy: True takes the most likely choice and draws nothing.
+
+    Raises:
+        ModelFileError: The agent was built for other features than this release has.
     """
 
     def __init__(self, agent: PPOAgent, context: FeatureContext, *, run_seed: int, greedy: bool) -> None:
+        check_columns(agent.shape)
         self.agent = agent
         self.context = context
         self.run_seed = run_seed
