@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
 from rich.console import Console
+
+from esper.scripts.figures_file import check_out, write_figures
 
 
 def bench_engine_command(
@@ -39,6 +40,7 @@ def bench_engine_command(
     from esper.simic.training.env_factory import make_worker_spec
     from esper.tolaria.runtime import usable_cores
 
+    check_out(out)
     spec = bench_task(task, samples, steps)
     count = min(envs, usable_cores() if workers is None else workers)
     console = Console()
@@ -47,5 +49,5 @@ def bench_engine_command(
         figures = run_bench(make_worker_spec(spec, data, scratch=Path(scratch)), envs, count, steps, console)
     show(console, figures)
     if out is not None:
-        out.write_text(json.dumps(figures, indent=2) + "\n")
+        write_figures(out, figures)
         console.print(f"written: {out}")
