@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from rich.console import Console
 
 from esper.leyline import EpisodeSeed
 from esper.scripts import sandbox as command
@@ -108,6 +110,62 @@ def test_the_command_tells_what_was_reached_and_fails_if_that_is_too_little(
         main(["sandbox", "--only", "decoi"])
     assert stopped.value.code == 2
     assert "unknown sandbox 'decoi'. Known: decoy, cue_blind" in capsys.readouterr().err
+
+
+def result(run_seed: int, cpu_s: float = 10.0) -> command.SandboxResult:
+    return command.SandboxResult(
+        run_seed=run_seed, optimum=1.0, random=0.0, reached=0.75 + run_seed, passed=True, cpu_s=cpu_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "words", "code"),
+    [
+        (60.0, "passed, 60 CPU s", 0),
+        (61.0, "61, over 60", 0),
+        (90.0, "90, over 60", 0),
+        (91.0, "91, over the limit", 1),
+    ],
+)
+def test_an_agent_that_takes_long_is_marked_and_one_that_takes_too_long_fails(
+    cpu_s: float, words: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed, cpu_s))
+    if code:
+        with pytest.raises(SystemExit) as stopped:
+            main(["sandbox", "--seeds", "1", "--only", "coin"])
+        assert stopped.value.code == code
+    else:
+        main(["sandbox", "--seeds", "1", "--only", "coin"])
+    assert words in capsys.readouterr().out
+
+
+def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed))
+    with pytest.raises(SystemExit) as stopped:
+        main(["sandbox", "--only"])
+    assert stopped.value.code == 2
+    assert "--only needs the name of a sandbox. Known: decoy, coin" in capsys.readouterr().err
+    main(["sandbox", "--seeds", "1", "--only", "coin", "cue"])
+    told = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "passed," in line]
+    assert told == ["coin", "cue"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_whoever_stops_the_command_keeps_what_is_done(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def second_is_stopped(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> command.SandboxResult:
+        if run_seed == 1:
+            raise KeyboardInterrupt
+        return result(run_seed)
+
+    monkeypatch.setattr(command, "_run", second_is_stopped)
+    monkeypatch.setattr(command, "Console", partial(Console, force_terminal=terminal, width=200))
+    with pytest.raises(SystemExit) as stopped:
+        main(["sandbox", "--seeds", "2", "--only", "coin"])
+    assert stopped.value.code == 130
+    assert "coin 0: 0.75, passed, 10 CPU s" in capsys.readouterr().out
 
 
 def test_the_command_takes_an_ingredient_away(
