@@ -24,7 +24,7 @@ from esper.nissa import TelemetryHub, begin_attempt
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.identity import identity, identity_differences
-from esper.simic.training.recorder import NoDisplay, Origin, RunRecorder
+from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.run_state import STATE_FILE, run_files
 from esper.simic.training.vectorized import AgentReads, open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
@@ -41,7 +41,7 @@ def play() -> dict[str, str]:
         begin_attempt(Path(folder), run_id="replay")
         with TelemetryHub(Path(folder), run_id="replay", attempt=0, first_seq=0, strict=True) as hub:
             telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
-            recorder = RunRecorder(hub, telemetry, keeper=None, display=NoDisplay(), origin=Origin(), reads=AgentReads)
+            recorder = RunRecorder(hub, telemetry, keeper=None, origin=Origin(), reads=AgentReads)
             with open_trainer(RUN, recorder, NeverStop()) as trainer:
                 trainer.run()
                 files = run_files(trainer)

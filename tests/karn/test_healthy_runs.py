@@ -106,7 +106,9 @@ def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
         known = ("rolling_accuracy_pct", "num_rollbacks", "num_episodes_total")
         summary = replace(SUMMARY, round_idx=number, **{name: facts[name] for name in known})
         reads: Any = NoReads()
-        rounds.round_ends(summary, facts["metrics"], (paid(0, facts["paid"]),), profile(), reads)
+        # Nobody counted limited rewards when these runs were made.
+        metrics = {"num_rewards_clipped": None, **facts["metrics"]}
+        rounds.round_ends(summary, metrics, (paid(0, facts["paid"]),), profile(), reads)
     for event in sink.events:
         ids = {"round": event.round, "episode": event.episode, "env": event.env, "epoch": event.epoch}
         log.emit(event.type, event.data, event.severity, **ids)

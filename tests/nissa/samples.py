@@ -97,6 +97,7 @@ def update(approx_kl: float | None = 0.01) -> PPOUpdateCompleted:
         lstm=LSTMHealth(h_rms=0.2, c_rms=0.5, saturated_share=0.0, dead_share=0.0, num_nonfinite=0),
         observations=ObservationHealth(outlier_share=0.0, clipped_share=0.0, drift=0.1, num_nonfinite=0),
         decision_share=0.8,
+        num_rewards_clipped=0,
         lr=3e-4,
         entropy_coef=0.01,
         clip_range=0.2,

@@ -6,17 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.scripts.bench_ppo import CUE, ENVS, run_rival
+from esper.scripts import bench_ppo
+from esper.scripts.bench_ppo import CARTPOLE, CUE, ENVS, LearnerRun, missed_limits, run_esper, run_rival
 from esper.scripts.cli import main
 from esper.scripts.cue_recall import CueRecall
+from esper.scripts.figures_file import check_out
 
 
 def test_the_bench_measures_every_env_and_writes_what_it_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "ppo.json"
-    main(["bench", "ppo", "--env-steps", "200", "--rival-steps", "0", "--envs", "2", "--seeds", "1", "--out", str(out)])
+    short = ["--env-steps", "200", "--rival-steps", "0", "--envs", "2", "--seeds", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "ppo", *short, "--out", str(out)])
+    assert stopped.value.code == 1, "nobody solves CartPole in 200 steps"
     shown = capsys.readouterr().out
+    assert "Missed: seed 0 reached a return of" in shown
     figures = json.loads(out.read_text())
     assert [(run["env"], run["learner"]) for run in figures["runs"]] == [
         (ENVS[0], "Esper"),
@@ -29,6 +35,77 @@ def test_the_bench_measures_every_env_and_writes_what_it_shows(
         assert f"return {run['mean_return']:.2f} after {run['env_steps']:,} steps" in shown
     assert figures["threads"] == 1
     assert figures["episodes"] == 100
+
+
+def learned(
+    mean_return: float = 500.0, steps_per_cpu_s: float = 3_000.0, learner: str = "Esper", env: str = CARTPOLE
+) -> LearnerRun:
+    return LearnerRun(
+        learner=learner,
+        env=env,
+        run_seed=2,
+        num_envs=16,
+        env_steps=75_000,
+        cpu_s=75_000 / steps_per_cpu_s,
+        mean_return=mean_return,
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (learned(), None),
+        (learned(mean_return=475.0, steps_per_cpu_s=1_000.0), None),
+        (learned(mean_return=474.9), "seed 2 reached a return of 474.9, at least 475 expected"),
+        (learned(mean_return=float("nan")), "seed 2 reached a return of nan, at least 475 expected"),
+        (learned(steps_per_cpu_s=999.0), "seed 2 learned from 999 steps per CPU s, at least 1,000 expected"),
+        (learned(mean_return=1.0, steps_per_cpu_s=10.0, env=CUE), None),
+        (learned(mean_return=1.0, steps_per_cpu_s=10.0, learner="sb3-contrib RecurrentPPO"), None),
+    ],
+)
+def test_the_exit_code_tells_whether_cartpole_was_solved_fast_enough(
+    run: LearnerRun, words: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert missed_limits([learned(), run]) == ([] if words is None else [words])
+    monkeypatch.setattr(bench_ppo, "_all_runs", lambda *settings: iter([learned(), run]))
+    if words is None:
+        main(["bench", "ppo", "--rival-steps", "0"])
+    else:
+        with pytest.raises(SystemExit) as stopped:
+            main(["bench", "ppo", "--rival-steps", "0"])
+        assert stopped.value.code == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (f"Missed: {words}" in shown) == (words is not None)
+    assert "at least 475 by every seed, 1,000 steps per CPU s in every run" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_cartpole_is_solved_within_300_000_steps() -> None:
+    run = run_esper(CARTPOLE, 75_000, 16, run_seed=0, memory=True)
+    assert run.env_steps <= 300_000
+    assert missed_limits([run]) == []
+
+
+@pytest.mark.parametrize("name", ["ppo", "telemetry", "coalitions", "engine"])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    for out, why in ((tmp_path / "file" / "figures.json", "Not a directory"), (tmp_path, "Is a directory")):
+        with pytest.raises(SystemExit) as stopped:
+            main(["bench", name, "--out", str(out)])
+        assert stopped.value.code == 2
+        assert f"--out {out} cannot be written ({why})" in capsys.readouterr().err
+
+
+def test_the_file_is_only_looked_at_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text("kept")
+    check_out(tmp_path / "old.json")
+    check_out(tmp_path / "new" / "figures.json")
+    check_out(None)
+    assert (tmp_path / "old.json").read_text() == "kept"
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 @pytest.mark.parametrize("flag", ["--env-steps", "--envs", "--seeds"])

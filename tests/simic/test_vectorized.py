@@ -96,6 +96,26 @@ def test_the_first_round_is_learned_in_the_units_of_the_later_ones():
     assert all(scaled is None for facts in heard.steps for scaled in facts.scaled)
 
 
+@pytest.mark.parametrize(("given", "used"), [(None, 0.995), (0.9, 0.9)])
+def test_the_policy_and_the_reward_have_one_discount(given, used):
+    """Shaping cancels only under the discount it was made with."""
+    with open_trainer(replace(TINY, gamma=given), Listening(), NeverStop()) as trainer:
+        assert isinstance(trainer.client, SimicClient)
+        assert trainer.client.agent.config.gamma == used
+        assert trainer.client.accounts.pricing.config.gamma == used
+
+
+@pytest.mark.parametrize(("gamma", "warned"), [(None, False), (0.92, False), (0.91, True)])
+def test_a_discount_that_hides_the_end_of_an_episode_is_told_once(gamma, warned, capsys):
+    """0.92 ** 4 = 0.716, 0.91 ** 4 = 0.686."""
+    with open_trainer(replace(TINY, gamma=gamma), Listening(), NeverStop()):
+        told = capsys.readouterr().err
+    words = "gamma 0.91 over episodes of T = 4 epochs leaves gamma ** T = 0.69 of what is paid at the end; below 0.7"
+    assert told.count(words) == int(warned)
+    assert told.count("\n") == int(warned)
+    assert ("Leave --gamma out, or use 0.995" in told) == warned
+
+
 def test_a_fixed_controller_runs_in_the_same_loop():
     heard = Listening()
     with open_trainer(replace(TINY, controller="wait_only", rounds=1), heard, NeverStop()) as trainer:

@@ -54,6 +54,7 @@ def test_update_figures_are_the_trainers_own(logged):
         assert data["joint"]["approx_kl"] == ppo["approx_kl"]
         assert data["critic"]["explained_variance"] == ppo.get("explained_variance")
         assert data["losses"]["policy"] == ppo["policy_loss"]
+        assert data["num_rewards_clipped"] == 0
         for head in HEAD_NAMES:
             assert data["heads"][head]["entropy_share"] == ppo.get(f"entropy_{head}")
 

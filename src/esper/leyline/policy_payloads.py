@@ -191,6 +191,8 @@ class PPOUpdateCompleted:
     """None for a skipped update."""
     decision_share: float | None
     """Share of steps with more than one legal joint choice; on the others there is nothing to learn for the policy."""
+    num_rewards_clipped: int | None
+    """Rewards that met the limit of ten times their usual size; a healthy run has none. None: not counted."""
     lr: float
     """The policy's learning rate in this update."""
     entropy_coef: float

@@ -97,6 +97,7 @@ def _of_update(data: PPOUpdateCompleted) -> Found:
         "critic/value_nrmse": data.critic.value_nrmse,
         "critic/return_corr": data.critic.return_corr,
         "rollout/decision_share": data.decision_share,
+        "rollout/num_rewards_clipped": data.num_rewards_clipped,
         "safety/num_nonfinite": data.grad.num_nonfinite,
     }
     if data.lstm is not None:

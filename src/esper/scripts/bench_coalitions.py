@@ -7,7 +7,6 @@ formula predicts the whole; both are timed in turns within one run, so a busy ma
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from rich.progress import track
 from rich.table import Table
 
 from esper.leyline import record
+from esper.scripts.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def bench_coalitions_command(
     """
     import torch
 
+    check_out(out)
     torch.set_num_threads(1)
     console = plain_console()
     cases = [(name, kind, kwargs, shape, n) for name, kind, kwargs, shape in HOSTS for n in range(1, MAX_SEEDS + 1)]
@@ -93,12 +94,7 @@ def bench_coalitions_command(
         )
     console.print(table)
     if out is not None:
-        out.write_text(
-            json.dumps(
-                {"torch": torch.__version__, "repeats": repeats, "rows": [asdict(row) for row in rows]}, indent=1
-            )
-            + "\n"
-        )
+        write_figures(out, {"torch": torch.__version__, "repeats": repeats, "rows": [asdict(row) for row in rows]})
 
 
 def _grown(kind: str, kwargs: dict[str, Any], shape: tuple[int, ...], seeds: int) -> tuple[MorphogeneticModel, Tensor]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
+from esper.scripts.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 
@@ -39,6 +39,7 @@ def bench_engine_command(
     from esper.simic.training.env_factory import make_worker_spec
     from esper.tolaria.runtime import usable_cores
 
+    check_out(out)
     spec = bench_task(task, samples, steps)
     count = min(envs, usable_cores() if workers is None else workers)
     console = plain_console()
@@ -47,5 +48,5 @@ def bench_engine_command(
         figures = run_bench(make_worker_spec(spec, data, scratch=Path(scratch)), envs, count, steps, console)
     show(console, figures)
     if out is not None:
-        out.write_text(json.dumps(figures, indent=2) + "\n")
+        write_figures(out, figures)
         console.print(f"written: {out}", soft_wrap=True)

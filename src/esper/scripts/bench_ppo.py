@@ -7,7 +7,6 @@ per second of processor time spent on learning; evaluation is not counted.
 from __future__ import annotations
 
 import importlib.util
-import json
 import platform
 import statistics
 import time
@@ -20,6 +19,7 @@ import tyro
 from rich.table import Table
 
 from esper.leyline import derive_seed, record
+from esper.scripts.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -27,9 +27,14 @@ if TYPE_CHECKING:
 
 NUM_EPISODES = 100
 """Greedy episodes behind every return."""
+ESPER = "Esper"
 CARTPOLE = "CartPole-v1"
 CUE = "CueRecall"
 ENVS = (CARTPOLE, CUE)
+SOLVED = 475.0
+"""Mean return at which CartPole-v1 counts as solved; every seed of Esper's learner must get there."""
+LEAST_STEPS_PER_CPU_S = 1_000.0
+"""Env steps per second of processor time that each of these runs must learn from."""
 
 
 @record
@@ -65,11 +70,15 @@ def bench_ppo_command(
     CartPole-v1 is solved at a mean return of 475. CueRecall shows a cue that says which of 8 actions is right 7 steps
     later, under masks that leave half of them: 1.0 is perfect, 0.25 is what masks without memory reach, 0.125 is
     chance. Rivals run with their own default settings.
+
+    Exit code 1 says that Esper's learner missed a limit on CartPole-v1: a mean return of 475 with every seed, 1,000
+    steps per CPU-second in every run.
     """
     least = {"env-steps": (env_steps, 1), "rival-steps": (rival_steps, 0), "envs": (envs, 1), "seeds": (seeds, 1)}
     for name, (value, bound) in least.items():
         if value < bound:
             raise ValueError(f"--{name} must be at least {bound}, got {value}")
+    check_out(out)
     _require_gymnasium()
     import torch
 
@@ -84,8 +93,29 @@ def bench_ppo_command(
     if rival_steps and not _have_rivals():
         console.print("sb3-contrib is not installed, so nothing to compare with; pip install 'esper[bench]'")
     if out is not None:
-        out.write_text(json.dumps(_figures(runs), indent=2) + "\n")
+        write_figures(out, _figures(runs))
         console.print(f"written: {out}", soft_wrap=True)
+    if missed := missed_limits(runs):
+        console.print(f"Missed: {'; '.join(missed)}", highlight=False, soft_wrap=True)
+        raise SystemExit(1)
+
+
+def missed_limits(runs: Sequence[LearnerRun]) -> list[str]:
+    """What Esper's learner fell short of on CartPole. Other envs and learners are there to compare with."""
+    missed = []
+    for run in runs:
+        if (run.env, run.learner) != (CARTPOLE, ESPER):
+            continue
+        if not run.mean_return >= SOLVED:
+            missed.append(
+                f"seed {run.run_seed} reached a return of {run.mean_return:.1f}, at least {SOLVED:g} expected"
+            )
+        if not run.steps_per_cpu_s >= LEAST_STEPS_PER_CPU_S:
+            missed.append(
+                f"seed {run.run_seed} learned from {run.steps_per_cpu_s:,.0f} steps per CPU s, at least "
+                f"{LEAST_STEPS_PER_CPU_S:,.0f} expected"
+            )
+    return missed
 
 
 def _require_gymnasium() -> None:
@@ -140,7 +170,7 @@ def run_esper(env: str, env_steps: int, num_envs: int, run_seed: int, *, memory:
     cpu_s = time.process_time() - started
     returns = ppo.evaluate(SyncVectorEnv([maker] * NUM_EPISODES), env_seed=_test_seed(run_seed))
     return LearnerRun(
-        learner="Esper" if memory else "Esper without memory",
+        learner=ESPER if memory else f"{ESPER} without memory",
         env=env,
         run_seed=run_seed,
         num_envs=num_envs,
@@ -195,7 +225,10 @@ def _line(run: LearnerRun) -> str:
 
 def _table(runs: Sequence[LearnerRun]) -> Table:
     title = f"PPO on {runs[0].num_envs} envs, one thread; returns over {NUM_EPISODES} greedy episodes per seed"
-    table = Table(title=title, title_justify="left")
+    limits = f"at least {SOLVED:g} by every seed, {LEAST_STEPS_PER_CPU_S:,.0f} steps per CPU s in every run"
+    table = Table(
+        title=title, title_justify="left", caption=f"limits of {ESPER} on {CARTPOLE}: {limits}", caption_justify="left"
+    )
     for column in ("env", "learner", "env steps", "steps per CPU s", "return by seed"):
         table.add_column(column, justify="left" if column in ("env", "learner") else "right")
     for env, learner in dict.fromkeys((run.env, run.learner) for run in runs):
@@ -217,5 +250,6 @@ def _figures(runs: Sequence[LearnerRun]) -> dict[str, Any]:
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()},
         "threads": torch.get_num_threads(),
         "episodes": NUM_EPISODES,
+        "limits": {"env": CARTPOLE, "mean_return": SOLVED, "steps_per_cpu_s": LEAST_STEPS_PER_CPU_S},
         "runs": [asdict(run) | {"steps_per_cpu_s": run.steps_per_cpu_s} for run in runs],
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
+from esper.scripts.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def bench_telemetry_command(
     """
     from esper.simic.training.config import TrainingConfig
 
+    check_out(out)
     config = TrainingConfig(
         task=task,
         rounds=rounds,
@@ -55,8 +56,7 @@ def bench_telemetry_command(
             figures[level] = measure(config, level)
     console.print(_table(task, figures))
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_figures(out, figures)
         console.print(f"written: {out}", soft_wrap=True)
     if over := over_budget(figures["normal"]):
         console.print(f"NORMAL is over its budget: {', '.join(over)}", highlight=False)

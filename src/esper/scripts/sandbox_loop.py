@@ -101,10 +101,18 @@ def context_of(world: SimulationSpec) -> FeatureContext:
     return FeatureContext(layout=world.layout, lifecycle=world.lifecycle, num_classes=world.num_classes)
 
 
-def learner_in(world: SimulationSpec, agent: PPOAgent, reward: Reward, *, run_seed: int) -> SimicClient:
-    """The agent as a controller that learns in a world."""
-    accounts, scale = SandboxAccounts(reward), RewardNormalizer()
-    return SimicClient(agent, context_of(world), accounts, scale, horizon=world.horizon, run_seed=run_seed)
+def learner_in(
+    world: SimulationSpec, agent: PPOAgent, reward: Reward, *, run_seed: int, scale: RewardNormalizer | None = None
+) -> SimicClient:
+    """The agent as a controller that learns in a world, with the reward scale of its earlier life if it had one."""
+    return SimicClient(
+        agent,
+        context_of(world),
+        SandboxAccounts(reward),
+        RewardNormalizer() if scale is None else scale,
+        horizon=world.horizon,
+        run_seed=run_seed,
+    )
 
 
 def value_error(learner: SimicClient) -> float | None:
@@ -158,10 +166,12 @@ def random_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed]) -> Played:
 def train(sandbox: Sandbox, *, run_seed: int, after_round: Callable[[], None] = lambda: None) -> Played:
     """Trains an agent from nothing, then lets it play greedily on episodes it has not seen."""
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=run_seed)
+    scale = RewardNormalizer()
     if sandbox.first_world is not None:
-        first = learner_in(sandbox.first_world, agent, sandbox.reward, run_seed=run_seed)
+        first = learner_in(sandbox.first_world, agent, sandbox.reward, run_seed=run_seed, scale=scale)
         learn(first, sandbox.first_world, sandbox.reward, range(sandbox.first_rounds), after_round)
-    learner = learner_in(sandbox.world, agent, sandbox.reward, run_seed=run_seed)
+    # A world that changes gives no notice, so nothing of the earlier life is forgotten.
+    learner = learner_in(sandbox.world, agent, sandbox.reward, run_seed=run_seed, scale=scale)
     rounds = range(sandbox.first_rounds, sandbox.first_rounds + sandbox.rounds)
     learn(learner, sandbox.world, sandbox.reward, rounds, after_round)
     return judge(sandbox, learner)

@@ -8,8 +8,10 @@ the same step loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Protocol, cast
 
 import torch
@@ -20,6 +22,8 @@ from esper.leyline import (
     ActionOutcome,
     ActionSpec,
     EpochReport,
+    ModelFileError,
+    NumericFailure,
     PolicyProtocol,
     derive_seed,
 )
@@ -29,7 +33,7 @@ from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import ActionDict, PPOUpdateMetrics
-from esper.simic.control.normalization import REWARD_LIMIT, RewardNormalizer
+from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.training.accounts import EpisodeStats, StepAccount
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.tamiyo.features import (
@@ -54,6 +58,28 @@ def network_shape(blueprints: Sequence[str]) -> NetworkShape:
         card_columns=tuple(column.name for column in CARD_COLUMNS),
         blueprints=tuple(blueprints),
     )
+
+
+def check_columns(shape: NetworkShape) -> None:
+    """Compares what a network was built to see with what it would see now.
+
+    Weights know columns by position only: another feature in the place of one would be taken for it without a sign.
+
+    Raises:
+        ModelFileError: Names the first difference.
+    """
+    today = network_shape(shape.blueprints)
+    for name in ("global_columns", "global_normalised", "slot_columns", "slot_normalised", "card_columns"):
+        for position, (built, now) in enumerate(zip_longest(getattr(shape, name), getattr(today, name))):
+            if built != now:
+                raise ModelFileError(
+                    f"the policy was built for other features: {name}[{position}] is {_or_nothing(built)} in it and "
+                    f"{_or_nothing(now)} in this release. Use it with the release that made it, or train a new one"
+                )
+
+
+def _or_nothing(value: object) -> str:
+    return "nothing" if value is None else repr(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +132,13 @@ class FrozenPolicy:
         context: The hosts it will meet; they may have other slots than those it was trained with.
         run_seed: Key of the samples.
         greedy: True takes the most likely choice and draws nothing.
+
+    Raises:
+        ModelFileError: The agent was built for other features than this release has.
     """
 
     def __init__(self, agent: PPOAgent, context: FeatureContext, *, run_seed: int, greedy: bool) -> None:
+        check_columns(agent.shape)
         self.agent = agent
         self.context = context
         self.run_seed = run_seed
@@ -194,6 +224,7 @@ class SimicClient(FrozenPolicy):
         self._horizon = horizon
         self._specs: tuple[ActionSpec, ...] = ()
         self._paid: list[list[float]] = []
+        self._num_clipped_before = scale.num_clipped
         self.buffer: TamiyoRolloutBuffer | None = None
         """The round so far; None before the first."""
 
@@ -202,6 +233,7 @@ class SimicClient(FrozenPolicy):
         super().begin(state)
         self.accounts.begin(state)
         self._paid = [[] for _ in state.reports]
+        self._num_clipped_before = self.scale.num_clipped
         if self.buffer is None or self.buffer.num_envs != len(state.reports):
             self.buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state), self._cards)
         self.buffer.clear()
@@ -218,12 +250,17 @@ class SimicClient(FrozenPolicy):
         return self.accounts.compute(env, before, outcome, after).components.total
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        """Prices the step and writes it into the buffer."""
+        """Prices the step and writes it into the buffer.
+
+        Raises:
+            NumericFailure: A reward is not finite. It is in neither the buffer nor the scale.
+        """
         assert self.buffer is not None
         assert self._decision is not None
         super().store(before, after)
         self._bootstrap_lost(before, after)
         accounts = self.accounts.book(before, after)
+        _check_finite(accounts, after.reports)
         rewards = [None if account is None else account.components.total for account in accounts]
         stored = [None if reward is None else self._in_units(reward) for reward in rewards]
         self.buffer.write(self._batch(after, stored))
@@ -275,15 +312,28 @@ class SimicClient(FrozenPolicy):
         if self.scale.count:
             metrics = self.agent.update(self.buffer)
             self.scale.update(paid)
-            return metrics
-        # Learned in other units than all later ones, the first round would leave the critic with a wrong scale.
-        self.scale.update(paid)
-        self.buffer.rewards_TN.copy_(self.buffer.rewards_TN.div(self.scale.scale).clamp(-REWARD_LIMIT, REWARD_LIMIT))
-        return self.agent.update(self.buffer)
+        else:
+            # Learned in other units than all later ones, the first round would leave the critic with a wrong scale.
+            self.scale.update(paid)
+            self.scale.normalize_(self.buffer.rewards_TN)
+            metrics = self.agent.update(self.buffer)
+        metrics["num_rewards_clipped"] = self.scale.num_clipped - self._num_clipped_before
+        return metrics
 
     def episode_stats(self) -> tuple[EpisodeStats, ...]:
         """The round's episodes, in env order."""
         return self.accounts.episodes()
+
+
+def _check_finite(accounts: Sequence[StepAccount | None], reports: Sequence[EpochReport]) -> None:
+    for account, report in zip(accounts, reports, strict=True):
+        for term, amount in () if account is None else account.components.amounts.items():
+            if not math.isfinite(amount):
+                raise NumericFailure(
+                    f"env {report.env_id}, episode {report.episode}, epoch {report.epochs_done}: expected a finite "
+                    f"reward, got {amount} from its term {term!r}. Nothing was learned from it; look at the host's "
+                    "metrics of that epoch and at the weight of that term"
+                )
 
 
 class FixedClient:

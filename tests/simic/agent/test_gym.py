@@ -1,5 +1,6 @@
 """PPO over Gymnasium envs: it learns, keeps to the masks, remembers, repeats, and knows how episodes end."""
 
+import math
 import subprocess
 import sys
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from esper.leyline import NumericFailure
 from esper.scripts.cue_recall import CueRecall
 from esper.simic.agent.experience import price
 from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
@@ -69,6 +71,26 @@ class Clock(gymnasium.Env[Any, Any]):
         over = self.now == 3
         obs = np.array([self.now], np.float32)
         return obs, float(self.now), over and not self.truncates, over and self.truncates, {}
+
+
+class Broken(Clock):
+    """A clock whose steps go wrong, by default the last of its three."""
+
+    def __init__(self, *, truncates: bool = True, reward: float = 1.0, reading: float = 1.0, since: int = 3) -> None:
+        super().__init__(truncates=truncates)
+        self.reward, self.reading, self.since = reward, reading, since
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *rest = super().step(action)
+        wrong = self.now >= self.since
+        return (obs * self.reading if wrong else obs), (self.reward if wrong else reward), *rest  # type: ignore[return-value]
+
+
+class Endless(Clock):
+    """Never over."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.array([1.0], np.float32), 1.0, False, False, {}
 
 
 def cue_recall(num_envs: int, *, show_cue: bool = True) -> SyncVectorEnv:
@@ -183,8 +205,68 @@ def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
         TensorEnvs(gymnasium.make_vec("Pendulum-v1", 1, vectorization_mode="sync"), None)
     with pytest.raises(ValueError, match=r"shape \(1, 2\), got \(1, 3\)"):
         TensorEnvs(SyncVectorEnv([partial(Clock, truncates=True)]), lambda envs: np.ones((1, 3), bool)).reset(0)
-    with pytest.raises(ValueError, match=r"gamma must be in \(0, 1\], got 1.5"):
-        GymConfig(gamma=1.5)
+    with pytest.raises(ValueError, match=r"expected a vector env, got .*Clock.*make_vec"):
+        RecurrentPPO(Clock(truncates=True), GymConfig(), run_seed=0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("gamma", 1.5, r"must be in \(0, 1\], got 1.5"),
+        ("gamma", math.nan, r"must be in \(0, 1\], got nan"),
+        ("epochs", 2.5, "must be a whole number of at least 1, got 2.5"),
+        ("epochs", 0, "must be a whole number of at least 1, got 0"),
+        ("total_steps", math.inf, "must be a whole number of at least 1, got inf"),
+        ("learning_rate", math.inf, "must be above 0 and finite, got inf"),
+        ("max_grad_norm", math.nan, "must be above 0 and finite, got nan"),
+        ("value_coef", math.inf, "must be at least 0 and finite, got inf"),
+        ("entropy_coef", math.nan, "must be at least 0 and finite, got nan"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(field: str, value: float, words: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} {words}"):
+        GymConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_masks_of_0_and_1_mean_what_booleans_mean_and_others_are_refused() -> None:
+    def masked(*row: float, dtype: Any) -> Any:
+        envs = SyncVectorEnv([partial(Clock, truncates=True)])
+        return TensorEnvs(envs, lambda _: np.array([row], dtype)).reset(0).legal_NA
+
+    assert masked(0, 1, dtype=np.int8).tolist() == masked(0, 1, dtype=bool).tolist() == [[False, True]]
+    assert masked(0, 1, dtype=np.int8).dtype == torch.bool
+    for row, dtype in (((0, 2), np.int64), ((0.0, 1.0), np.float32)):
+        with pytest.raises(ValueError, match="expected action masks of booleans, or of 0 and 1, got"):
+            masked(*row, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"reward": math.nan}, r"env 1, step 3 since its reset: expected finite numbers, got reward = nan"),
+        ({"reward": math.inf}, r"env 1, step 3 .* got reward = inf"),
+        ({"reading": math.nan}, r"env 1, step 3 .* got observation\[0\] = nan"),
+        ({"reading": math.inf, "truncates": False}, r"env 1, step 3 .* got observation\[0\] = inf"),
+        ({"reward": 3e38, "since": 1}, r"env 1, step 0 of the round: expected a finite return, got inf"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_told_before_anything_learns_from_it(wrong: Any, words: str) -> None:
+    envs = SyncVectorEnv([partial(Clock, truncates=True), partial(Broken, **wrong)])
+    ppo = RecurrentPPO(envs, GymConfig(total_steps=100, steps_per_round=12, width=8, lam=1.0, gamma=1.0), run_seed=0)
+    before = [value.clone() for value in ppo.network.state_dict().values()]
+    with pytest.raises(NumericFailure, match=words):
+        next(ppo.learn())
+    assert all(torch.equal(*pair) for pair in zip(before, ppo.network.state_dict().values(), strict=True))
+
+
+def test_an_evaluation_without_end_says_so() -> None:
+    ppo, _ = rollout_of_clock(truncates=True)
+    with pytest.raises(ValueError, match=r"2 of 3 episodes are not over after 20 steps; .*TimeLimit"):
+        ppo.evaluate(
+            SyncVectorEnv([partial(kind, truncates=True) for kind in (Clock, Endless, Endless)]),
+            env_seed=0,
+            max_steps=20,
+        )
 
 
 def test_without_gymnasium_the_error_says_what_to_install() -> None:

@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.leyline import LifecycleOp
 from esper.scripts.sandbox_loop import context_of, run_episodes
 from esper.simic.agent.recurrence import unroll, zero_state
-from esper.simic.agent.tamiyo_inputs import BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks
+from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks, make_cards
+from esper.simic.agent.tamiyo_network import EMBEDDING, ColumnNorm
 from esper.simic.client import FrozenPolicy
+from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
 from esper.tamiyo.simulation import SimulatedBlueprint
 from tests.fakes import seeds
 from tests.simic.agent.rounds import growth, lived_buffer, play_round, small_agent, small_world
@@ -48,6 +51,88 @@ def _permuted(inputs: TamiyoInputs, order: Tensor) -> TamiyoInputs:
     )
     cards = Cards(rows_SPC=inputs.cards.rows_SPC[order], blueprint_ids_P=inputs.cards.blueprint_ids_P)
     return replace(inputs, slot_obs_TNSF=inputs.slot_obs_TNSF[:, :, order], masks=masks, cards=cards)
+
+
+def _with_a_slot_more(inputs: TamiyoInputs, like: int) -> TamiyoInputs:
+    """The same host with another slot at its end, seen as the one at position `like` is at reset."""
+    num_slots = inputs.slot_obs_TNSF.shape[2]
+    order = torch.tensor([*range(num_slots), like])
+    wider = _permuted(inputs, order)
+    wider.slot_obs_TNSF[:, :, num_slots] = inputs.slot_obs_TNSF[0, :, like]
+    return wider
+
+
+def test_an_empty_slot_more_changes_nothing_but_the_pools() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    play_round(agent, spec).update()
+    inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
+    three, four = agent.network(inputs), agent.network(_with_a_slot_more(inputs, like=1))
+    old, new = three.logits_fn.args[0], four.logits_fn.args[0]  # type: ignore[attr-defined]
+    assert torch.allclose(new.slots_BSE[:, :3], old.slots_BSE, atol=1e-6)
+    assert not torch.equal(new.trunk_BW, old.trunk_BW), "the pools see it"
+    same_trunk = replace(new, trunk_BW=old.trunk_BW)
+    actions = torch.zeros(len(old.trunk_BW), 4, dtype=torch.long)
+    actions[:, OP] = LifecycleOp.GERMINATE
+    for slot in range(3):
+        actions[:, SLOT] = slot
+        for head in (OP, SLOT, BLUEPRINT, BLEND):
+            before, after = three.logits_fn(head, actions), agent.network._logits(same_trunk, head, actions)
+            assert torch.allclose(after[:, : before.shape[1]], before, atol=1e-6)
+
+
+def test_more_slots_that_all_look_alike_look_like_one_of_them() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    play_round(agent, spec).update()
+    inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
+    alike = _permuted(inputs, torch.tensor([1, 1, 1]))
+    three, four = agent.network(alike), agent.network(_permuted(inputs, torch.tensor([1, 1, 1, 1])))
+    actions = torch.zeros(len(three.values_B), 4, dtype=torch.long)
+    assert torch.allclose(four.values_B, three.values_B, atol=1e-5)
+    assert torch.allclose(four.logits_fn(OP, actions), three.logits_fn(OP, actions), atol=1e-5)
+
+
+def test_each_part_of_an_action_knows_the_parts_before_it() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    forward = agent.network(lived_buffer(agent, spec, envs=4).rollout().inputs)
+    for head, earlier in ((SLOT, OP), (BLUEPRINT, SLOT), (BLEND, BLUEPRINT)):
+        first = torch.zeros(len(forward.values_B), 4, dtype=torch.long)
+        other = first.clone()
+        other[:, earlier] = 1
+        assert (forward.logits_fn(head, first) - forward.logits_fn(head, other)).abs().max().item() > 1e-5
+
+
+@torch.no_grad()
+def test_a_blueprint_the_network_was_not_built_with_is_judged_by_its_card_alone() -> None:
+    agent = small_agent(small_world())
+    known = agent.shape.blueprints
+    card = [0.1 * column for column in range(len(agent.shape.card_columns))]
+    cards = make_cards([[card, card, card]], ("stranger", known[1], known[0]), known)
+    assert cards.blueprint_ids_P.tolist() == [0, 2, 1]
+    before = agent.network._encode_cards(cards)[0]
+    assert len({tuple(row.tolist()) for row in before}) == 3, "equal cards, but two of them are known by name"
+    expected = agent.network.card_encoder(torch.cat([torch.tensor(card), torch.zeros(EMBEDDING)]))
+    assert torch.allclose(before[0], expected, atol=1e-6)
+    agent.network.blueprint_embedding.add_(1.0)
+    after = agent.network._encode_cards(cards)[0]
+    assert torch.equal(after[0], before[0])
+    assert not torch.equal(after[1], before[1])
+    assert not torch.equal(after[2], before[2])
+
+
+def test_values_are_normalised_and_flags_stay_what_they_are() -> None:
+    norm = ColumnNorm((True, False))
+    rows = torch.tensor([[3.0, 0.0], [5.0, 1.0], [7.0, 1.0]])
+    norm.stats.update(rows)
+    seen = norm(rows)
+    assert seen[:, 1].tolist() == [0.0, 1.0, 1.0]
+    assert seen[:, 0].tolist() == pytest.approx([-(1.5**0.5), 0.0, 1.5**0.5], abs=1e-5)
+    network = small_agent(small_world()).network
+    flags = [[column.normalised for column in columns] for columns in (GLOBAL_COLUMNS, SLOT_COLUMNS)]
+    assert [network.obs_norm.normalised.tolist(), network.slot_norm.normalised.tolist()] == flags
+    assert all(0 < sum(own) < len(own) for own in flags)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 5])

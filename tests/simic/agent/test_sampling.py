@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.leyline import HEAD_NAMES, HEADS, OPS
+from esper.leyline import HEAD_NAMES, HEADS, OPS, NumericFailure
 from esper.simic.agent.sampling import Choice, Exploration, choose
 from esper.simic.agent.tamiyo_inputs import OP, Observation, one_step
 from tests.simic.agent.rounds import lived_buffer, small_agent, small_world
@@ -122,6 +122,15 @@ def test_the_prior_pulls_as_hard_on_a_choice_that_is_all_but_lost() -> None:
 def test_a_head_without_legal_choice_is_refused_by_name_of_row() -> None:
     with pytest.raises(ValueError, match="head 0 of row 0 has no legal choice"):
         choose_one([0.0, 0.0], [False, False], 0.1, uniforms_BH=torch.tensor([[0.5]]))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("how", [{}, {"uniforms_BH": torch.tensor([[0.5]])}])
+def test_scores_that_are_not_numbers_choose_nothing(bad: float, how: dict[str, Tensor]) -> None:
+    with pytest.raises(NumericFailure, match="head 0 of row 0 has scores that are not numbers"):
+        choose_one([0.0, bad, 0.0], [False, True, True], 0.1, **how)
+    fine = choose_one([bad, 1.0, 0.0], [False, True, True], 0.1, **how)
+    assert int(fine.actions_BH) == 1, "scores of illegal choices mean nothing"
 
 
 def test_heads_an_op_does_not_use_say_exactly_nothing() -> None:

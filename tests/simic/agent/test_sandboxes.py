@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from rich.console import Console
 
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, wait
 from esper.scripts import sandbox as command
+from esper.scripts import sandbox_loop
 from esper.scripts.cli import main
 from esper.scripts.sandbox_loop import (
     ScriptPolicy,
@@ -25,7 +28,7 @@ from esper.scripts.sandbox_loop import (
 from esper.scripts.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, grow_one
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import FrozenPolicy, network_shape
+from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 
 BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
 
@@ -109,6 +112,16 @@ def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstra
     assert sandbox.passes(error, None) is not bootstrapped
 
 
+def test_a_world_that_changes_gives_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = replace(shortened("recover", 1), first_rounds=2)
+    learners: list[SimicClient] = []
+    monkeypatch.setattr(sandbox_loop, "judge", lambda sandbox, learner: learners.append(learner))
+    train(sandbox, run_seed=0)
+    steps_of_a_round = NUM_ENVS * sandbox.world.horizon
+    assert learners[0].agent.env_steps == 3 * steps_of_a_round
+    assert learners[0].scale.count == 3 * steps_of_a_round, "the reward scale is that of the whole life"
+
+
 def test_the_command_tells_what_was_reached_and_fails_if_that_is_too_little(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +136,62 @@ def test_the_command_tells_what_was_reached_and_fails_if_that_is_too_little(
         main(["sandbox", "--only", "decoi"])
     assert stopped.value.code == 2
     assert "unknown sandbox 'decoi'. Known: decoy, cue_blind" in capsys.readouterr().err
+
+
+def result(run_seed: int, cpu_s: float = 10.0) -> command.SandboxResult:
+    return command.SandboxResult(
+        run_seed=run_seed, optimum=1.0, random=0.0, reached=0.75 + run_seed, passed=True, cpu_s=cpu_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "words", "code"),
+    [
+        (60.0, "passed, 60 CPU s", 0),
+        (61.0, "61, over 60", 0),
+        (90.0, "90, over 60", 0),
+        (91.0, "91, over the limit", 1),
+    ],
+)
+def test_an_agent_that_takes_long_is_marked_and_one_that_takes_too_long_fails(
+    cpu_s: float, words: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed, cpu_s))
+    if code:
+        with pytest.raises(SystemExit) as stopped:
+            main(["sandbox", "--seeds", "1", "--only", "coin"])
+        assert stopped.value.code == code
+    else:
+        main(["sandbox", "--seeds", "1", "--only", "coin"])
+    assert words in capsys.readouterr().out
+
+
+def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed))
+    with pytest.raises(SystemExit) as stopped:
+        main(["sandbox", "--only"])
+    assert stopped.value.code == 2
+    assert "--only needs the name of a sandbox. Known: decoy, coin" in capsys.readouterr().err
+    main(["sandbox", "--seeds", "1", "--only", "coin", "cue"])
+    told = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "passed," in line]
+    assert told == ["coin", "cue"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_whoever_stops_the_command_keeps_what_is_done(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def second_is_stopped(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> command.SandboxResult:
+        if run_seed == 1:
+            raise KeyboardInterrupt
+        return result(run_seed)
+
+    monkeypatch.setattr(command, "_run", second_is_stopped)
+    monkeypatch.setattr(command, "Console", partial(Console, force_terminal=terminal, width=200))
+    with pytest.raises(SystemExit) as stopped:
+        main(["sandbox", "--seeds", "2", "--only", "coin"])
+    assert stopped.value.code == 130
+    assert "coin 0: 0.75, passed, 10 CPU s" in capsys.readouterr().out
 
 
 def test_the_command_takes_an_ingredient_away(

@@ -152,3 +152,32 @@ def test_limited_rewards_are_counted() -> None:
     assert normalizer.normalize_only(50.0) == REWARD_LIMIT
     assert normalizer.normalize_only(-50.0) == -REWARD_LIMIT
     assert normalizer.num_clipped == 2
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e200])
+def test_a_reward_that_would_leave_no_scale_is_refused_whole(bad: float) -> None:
+    normalizer = RewardNormalizer()
+    normalizer.update([1.0, -2.0])
+    before = normalizer.state_dict()
+    with pytest.raises(ValueError, match="expected rewards whose squares are finite"):
+        normalizer.update([3.0, bad, 4.0])
+    assert normalizer.state_dict() == before
+    with pytest.raises(ValueError, match="expected rewards whose squares are finite"):
+        RewardNormalizer().update([bad])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_is_not_limited_but_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="expected a finite reward, got"):
+        RewardNormalizer().normalize_only(bad)
+
+
+def test_many_rewards_at_once_are_scaled_limited_and_counted_like_single_ones() -> None:
+    one_by_one, at_once = RewardNormalizer(), RewardNormalizer()
+    for normalizer in (one_by_one, at_once):
+        normalizer.update([1.0, -1.0])
+    rewards = torch.tensor([[0.5, -20.0], [30.0, 10.0]])
+    singles = [one_by_one.normalize_only(reward) for reward in rewards.flatten().tolist()]
+    at_once.normalize_(rewards)
+    assert rewards.flatten().tolist() == singles == [0.5, -10.0, 10.0, 10.0]
+    assert at_once.num_clipped == one_by_one.num_clipped == 2

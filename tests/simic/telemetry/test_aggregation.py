@@ -26,6 +26,7 @@ def test_one_update_stands_for_itself() -> None:
         ("skip_reason", ["a", None, None], "a"),
         ("num_optimizer_steps", [1, 2, 4], 7),
         ("env_steps", [10, 20, 30], 60),
+        ("num_rewards_clipped", [1, None, 2], 3),
         ("policy_loss", [1.0, None, 3.0], 2.0),
         ("approx_kl", [None, None, None], None),
         ("ratio_min", [0.9, 0.5, None], 0.5),

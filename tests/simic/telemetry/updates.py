@@ -48,6 +48,7 @@ def metrics(**changes: Any) -> PPOUpdateMetrics:
         "advantage_mean": 0.0,
         "advantage_std": 0.4,
         "decision_share": 0.8,
+        "num_rewards_clipped": 0,
         "gradient_stats": {"norm_mean": 0.4, "norm_max": 0.9, "clip_norm": 0.5, "num_nonfinite": 0},
         "head_entropies": dict.fromkeys(HEAD_NAMES, 0.5),
         "heads": {name: dict(head) for name in HEAD_NAMES},

@@ -8,6 +8,7 @@ collected differ. Knows nothing of Esper's hosts. Needs the `bench` extra.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import derive_seed
-from esper.simic.agent.experience import Rollout, price
+from esper.leyline import NumericFailure, derive_seed
+from esper.simic.agent.experience import Experience, Rollout, price
 from esper.simic.agent.gym_envs import MaskSource, Moment, Outcome, TensorEnvs, call_action_masks
 from esper.simic.agent.gym_network import GymInputs, GymNetwork
 from esper.simic.agent.losses import UpdateSettings
@@ -69,14 +70,15 @@ class GymConfig:
 
     def __post_init__(self) -> None:
         for name in ("total_steps", "steps_per_round", "width", "epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            count = getattr(self, name)
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
         for name in ("clip_ratio", "target_kl", "learning_rate", "max_grad_norm"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
         for name in ("entropy_coef", "value_coef"):
-            if not getattr(self, name) >= 0.0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         for name in ("gamma", "lam"):
             if not 0.0 < getattr(self, name) <= 1.0:
                 raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
@@ -121,12 +123,17 @@ class RecurrentPPO:
         self._totals_N = np.zeros(self._envs.num_envs)
 
     def learn(self) -> Iterator[UpdateResult]:
-        """Trains until `total_steps` are done; yields after every update, so the caller may look or stop."""
+        """Trains until `total_steps` are done; yields after every update, so the caller may look or stop.
+
+        Raises:
+            NumericFailure: A reward, an observation or a return is not finite. Nothing was learned from its round.
+        """
         while self.env_steps < self.config.total_steps:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.config.learning_rate * (1.0 - 0.9 * self.env_steps / self.config.total_steps)
             rollout = self.collect()
             experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam, std_floor=ADVANTAGE_STD_FLOOR)
+            _check_returns(experience)
             self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
             result = run_epochs(self.network, self.optimizer, experience, self._settings(), self._generator("ppo"))
             # Only now: acting and learning of one round see the same scale.
@@ -152,18 +159,27 @@ class RecurrentPPO:
         return self._rollout(steps, initial, beyond_N)
 
     @torch.no_grad()
-    def evaluate(self, envs: VectorEnv, *, env_seed: int) -> list[float]:
-        """Returns of one greedy episode in each of other envs."""
+    def evaluate(self, envs: VectorEnv, *, env_seed: int, max_steps: int = 100_000) -> list[float]:
+        """Returns of one greedy episode in each of other envs.
+
+        Raises:
+            ValueError: An episode is not over after `max_steps`.
+        """
         others = TensorEnvs(envs, self._masks)
         moment, state = others.reset(env_seed), zero_state(self.network.memory, others.num_envs)
         totals_N, playing_N = torch.zeros(others.num_envs), torch.ones(others.num_envs, dtype=torch.bool)
-        while bool(playing_N.any()):
+        for _ in range(max_steps):
             choice, _, state = self._decide(moment, state, None)
             outcome = others.step(moment, choice.actions_BH)
             totals_N += torch.where(playing_N, outcome.rewards_N, 0.0)
             moment = outcome.moment
             playing_N &= ~moment.over_N
-        return [float(total) for total in totals_N]
+            if not bool(playing_N.any()):
+                return [float(total) for total in totals_N]
+        raise ValueError(
+            f"{int(playing_N.sum())} of {others.num_envs} episodes are not over after {max_steps:,} steps; "
+            "give the envs a gymnasium.wrappers.TimeLimit, or raise max_steps"
+        )
 
     def _decide(self, moment: Moment, state: LSTMState, uniforms_NH: Tensor | None) -> tuple[Choice, Tensor, LSTMState]:
         """Choices by the given uniform numbers, or the most likely ones; values in units of reward; new memory."""
@@ -228,3 +244,14 @@ class RecurrentPPO:
 
     def _generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, purpose))
+
+
+def _check_returns(experience: Experience[GymInputs]) -> None:
+    """Finite rewards can still add up to more than a float holds."""
+    odd_TN = ~torch.isfinite(experience.returns_TN)
+    if bool(odd_TN.any()):
+        step, env = odd_TN.nonzero()[0].tolist()
+        raise NumericFailure(
+            f"env {env}, step {step} of the round: expected a finite return, got "
+            f"{experience.returns_TN[step, env].item()}. Nothing was learned from it; scale the rewards of the env down"
+        )

@@ -25,11 +25,13 @@ except ImportError as error:
         "PPO over Gymnasium envs needs gymnasium, which is not installed; install it with: pip install 'esper[bench]'"
     ) from error
 
-MaskSource = Callable[[VectorEnv], npt.NDArray[np.bool_]]
-"""Legal choices `[N, A]` of the envs as they stand, heads side by side."""
+from esper.leyline import NumericFailure
+
+MaskSource = Callable[[VectorEnv], npt.NDArray[Any]]
+"""Legal choices `[N, A]` of the envs as they stand, heads side by side: booleans, or 0 and 1."""
 
 
-def call_action_masks(envs: VectorEnv) -> npt.NDArray[np.bool_]:
+def call_action_masks(envs: VectorEnv) -> npt.NDArray[Any]:
     """Masks of envs that each offer an `action_masks()` method."""
     base = envs.unwrapped
     if not isinstance(base, SyncVectorEnv | AsyncVectorEnv):
@@ -37,7 +39,7 @@ def call_action_masks(envs: VectorEnv) -> npt.NDArray[np.bool_]:
             f"expected a SyncVectorEnv or AsyncVectorEnv, whose envs can be asked one by one, got {base}; "
             "pass a function of your own as masks"
         )
-    return np.stack([np.asarray(mask, dtype=np.bool_) for mask in base.call("action_masks")])
+    return np.stack([np.asarray(mask) for mask in base.call("action_masks")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +65,19 @@ class Outcome:
 
 
 class TensorEnvs:
-    """Wraps a vector env that resets on the step after an episode's end, which is Gymnasium's default."""
+    """Wraps a vector env that resets on the step after an episode's end, which is Gymnasium's default.
+
+    Raises:
+        ValueError: The envs, their spaces or their masks are of a kind that the learner cannot take.
+        NumericFailure: A reward or an observation is not finite.
+    """
 
     def __init__(self, envs: VectorEnv, masks: MaskSource | None) -> None:
+        if not isinstance(envs, VectorEnv):
+            raise ValueError(
+                f"expected a vector env, got {envs}; make several side by side, such as "
+                "gymnasium.make_vec(NAME, 16, vectorization_mode='sync') or SyncVectorEnv([MAKE_ENV] * 16)"
+            )
         mode = envs.metadata.get("autoreset_mode")
         if mode != AutoresetMode.NEXT_STEP:
             raise ValueError(
@@ -77,10 +89,12 @@ class TensorEnvs:
         self.sizes, self._lowest_H = _choices(envs.single_action_space)
         self._envs = envs
         self._masks = masks
+        self._num_steps = 0
 
     def reset(self, seed: int) -> Moment:
         """Begins an episode in every env."""
         obs, _ = self._envs.reset(seed=seed)
+        self._num_steps = 0
         begun_N = torch.ones(self.num_envs, dtype=torch.bool)
         return self._moment(obs, starts_N=begun_N, over_N=~begun_N)
 
@@ -89,9 +103,12 @@ class TensorEnvs:
         actions = actions_NH.numpy() + self._lowest_H
         is_single = isinstance(self._envs.single_action_space, spaces.Discrete)
         obs, rewards, terminated, truncated, _ = self._envs.step(actions[:, 0] if is_single else actions)
+        self._num_steps += 1
+        rewards_N = torch.tensor(rewards, dtype=torch.float32)
+        self._check_finite("reward", rewards_N)
         terminated_N, truncated_N = torch.from_numpy(terminated.copy()), torch.from_numpy(truncated.copy())
         return Outcome(
-            rewards_N=torch.tensor(rewards, dtype=torch.float32),
+            rewards_N=rewards_N,
             terminated_N=terminated_N,
             truncated_N=truncated_N,
             moment=self._moment(obs, starts_N=moment.over_N, over_N=terminated_N | truncated_N),
@@ -104,14 +121,36 @@ class TensorEnvs:
             if legal.shape != legal_NA.shape:
                 raise ValueError(f"expected action masks of shape {tuple(legal_NA.shape)}, got {legal.shape}")
             # After an episode nothing is chosen, so an env may have nothing legal to offer there.
-            legal_NA = torch.from_numpy(legal.copy()) | over_N[:, None]
-        return Moment(obs_ND=self._encode(obs), legal_NA=legal_NA, starts_N=starts_N, over_N=over_N)
+            legal_NA = torch.from_numpy(_as_booleans(legal)) | over_N[:, None]
+        obs_ND = self._encode(obs)
+        self._check_finite("observation", obs_ND)
+        return Moment(obs_ND=obs_ND, legal_NA=legal_NA, starts_N=starts_N, over_N=over_N)
+
+    def _check_finite(self, what: str, values: Tensor) -> None:
+        """Also of episodes that are over: in memories and running statistics such a number would stay for good."""
+        if bool(torch.isfinite(values).all()):
+            return
+        env, *column = (~torch.isfinite(values)).nonzero()[0].tolist()
+        place = f"{what}[{column[0]}]" if column else what
+        raise NumericFailure(
+            f"env {env}, step {self._num_steps} since its reset: expected finite numbers, got {place} = "
+            f"{values[env, *column].item()}. Nothing was learned from it; mend the env"
+        )
 
     def _encode(self, obs: npt.NDArray[Any]) -> Tensor:
         space = self._envs.single_observation_space
         if isinstance(space, spaces.Discrete):
             return F.one_hot(torch.tensor(obs) - int(space.start), self.obs_size).float()
         return torch.tensor(obs, dtype=torch.float32).flatten(1)
+
+
+def _as_booleans(legal: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    if legal.dtype != np.bool_ and not (np.issubdtype(legal.dtype, np.integer) and np.isin(legal, (0, 1)).all()):
+        raise ValueError(
+            f"expected action masks of booleans, or of 0 and 1, got {legal.dtype} with values from {legal.min()} to "
+            f"{legal.max()}; say for each choice whether it is legal"
+        )
+    return legal.astype(np.bool_)
 
 
 def _obs_size(space: spaces.Space[Any]) -> int:

@@ -55,6 +55,7 @@ def skipped_metrics(reason: str, settings: UpdateSettings, learning_rate: float)
         advantage_mean=None,
         advantage_std=None,
         decision_share=None,
+        num_rewards_clipped=None,
         gradient_stats=GradientStats(norm_mean=None, norm_max=None, clip_norm=settings.max_grad_norm, num_nonfinite=0),
         head_entropies=cast(HeadEntropies, by_head([None] * len(HEAD_NAMES))),
         heads=cast(HeadUpdates, by_head([nothing] * len(HEAD_NAMES))),
@@ -105,6 +106,7 @@ def performed_metrics(
         advantage_mean=float(advantages.mean()) if num_decided else None,
         advantage_std=float(advantages.std(unbiased=False)) if num_decided else None,
         decision_share=num_decided / num_valid,
+        num_rewards_clipped=None,
         gradient_stats=GradientStats(
             norm_mean=result.grad_norm_mean,
             norm_max=result.grad_norm_max,

@@ -17,6 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from esper.leyline import NumericFailure
+
 # Finite even in bfloat16, and far enough down that exp() of it is exactly 0 in float32.
 MASKED_LOGIT = -1e4
 
@@ -103,7 +105,8 @@ def choose(
         uniforms_BH: Numbers in [0, 1), one per row and head, to sample by.
 
     Raises:
-        ValueError: A head has no legal choice. Evaluation does not look: its masks were acted on before.
+        ValueError: A head has no legal choice.
+        NumericFailure: A head's scores are not numbers. Evaluation looks for neither: it judges what was acted on.
     """
     assert actions_BH is None or uniforms_BH is None, "either evaluate or sample"
     order = masks.sampling_order
@@ -116,7 +119,7 @@ def choose(
         epsilon = 0.0 if greedy else exploration.epsilons[head]
         distribution = _mix(logits_BC, legal_BC, epsilon)
         if actions_BH is None:
-            _check_not_empty(head, legal_BC)
+            _check_possible(head, distribution)
             uniforms_B = None if uniforms_BH is None else uniforms_BH[:, head]
             chosen_BH[:, head] = _pick(distribution, uniforms_B)
         heads[head] = _describe(distribution, chosen_BH[:, head], exploration.priors[head])
@@ -182,8 +185,18 @@ def _describe(distribution: Distribution, actions_B: Tensor, prior: tuple[float,
     )
 
 
-def _check_not_empty(head: int, legal_BC: Tensor) -> None:
-    empty_B = ~legal_BC.any(dim=-1)
-    if bool(empty_B.any()):  # sync: rides with the read of the sampled actions; CPU policies pay nothing
-        row = int(empty_B.nonzero()[0])
+def _check_possible(head: int, distribution: Distribution) -> None:
+    """Scores that are not numbers would pass for a choice: of choice 0, whatever the masks say."""
+    empty_B = distribution.num_legal_B == 0
+    # One NaN, or an infinite score, makes NaN of the whole row.
+    lost_B = distribution.log_policy_BC[:, 0].isnan()
+    impossible_B = empty_B | lost_B
+    if not bool(impossible_B.any()):  # sync: rides with the read of the sampled actions; CPU policies pay nothing
+        return
+    row = int(impossible_B.nonzero()[0])
+    if bool(empty_B[row]):
         raise ValueError(f"head {head} of row {row} has no legal choice; masks must leave every head at least one")
+    raise NumericFailure(
+        f"head {head} of row {row} has scores that are not numbers; the policy's weights or its observation are not "
+        "finite. Go back to an earlier checkpoint, or look at that observation"
+    )

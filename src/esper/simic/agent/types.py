@@ -119,6 +119,8 @@ class PPOUpdateMetrics(TypedDict):
     advantage_std: float | None
     decision_share: float | None
     """Share of steps with more than one legal joint choice."""
+    num_rewards_clipped: int | None
+    """Rewards of the round that met the limit of the reward scale; None where nobody scales rewards."""
     gradient_stats: GradientStats
     head_entropies: HeadEntropies
     heads: HeadUpdates

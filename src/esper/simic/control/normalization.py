@@ -80,12 +80,22 @@ class RewardNormalizer:
         """Rewards that met the limit since construction; a healthy run has none."""
 
     def update(self, rewards: Iterable[float]) -> None:
-        """Adds samples in the order given."""
+        """Adds samples in the order given.
+
+        Raises:
+            ValueError: One would leave no usable scale, because it is not finite or its square is not. None was added.
+        """
+        mean, m2, count = self.mean, self.m2, self.count
         for reward in rewards:
-            self.count += 1
-            delta = reward - self.mean
-            self.mean += delta / self.count
-            self.m2 += delta * (reward - self.mean)
+            count += 1
+            delta = reward - mean
+            mean += delta / count
+            m2 += delta * (reward - mean)
+            if not math.isfinite(m2 + mean * mean):
+                raise ValueError(
+                    f"expected rewards whose squares are finite, got {reward}; mend the reward that is paid"
+                )
+        self.mean, self.m2, self.count = mean, m2, count
 
     @property
     def scale(self) -> float:
@@ -95,12 +105,24 @@ class RewardNormalizer:
         return max(MIN_REWARD_SCALE, math.sqrt(self.m2 / self.count + self.mean * self.mean))
 
     def normalize_only(self, reward: float) -> float:
-        """The reward in units of the present scale, limited to ten of them."""
+        """The reward in units of the present scale, limited to ten of them.
+
+        Raises:
+            ValueError: It is not finite; limited, it would look like the best or worst reward there is.
+        """
+        if not math.isfinite(reward):
+            raise ValueError(f"expected a finite reward, got {reward}; mend the reward that is paid")
         scaled = reward / self.scale
         if abs(scaled) <= REWARD_LIMIT:
             return scaled
         self.num_clipped += 1
         return math.copysign(REWARD_LIMIT, scaled)
+
+    def normalize_(self, rewards: Tensor) -> None:
+        """Many rewards at once, in place: what `normalize_only` does to one, in the precision they are stored in."""
+        scaled = rewards.div(self.scale)
+        self.num_clipped += int((scaled.abs() > REWARD_LIMIT).sum())
+        rewards.copy_(scaled.clamp(-REWARD_LIMIT, REWARD_LIMIT))
 
     def update_and_normalize(self, reward: float) -> float:
         """Adds one sample, then normalizes it with the scale that includes it."""

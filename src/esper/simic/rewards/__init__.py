@@ -5,6 +5,7 @@ from esper.simic.rewards.modes import DEFAULT_MODE, MODES, RewardMode, check_mod
 from esper.simic.rewards.suspicion import HackingSuspicion, suspicions
 from esper.simic.rewards.types import (
     FAMILY_NAMES,
+    LEAST_OF_THE_END,
     Calibration,
     Ledger,
     RewardComponentsTelemetry,
@@ -20,6 +21,7 @@ from esper.simic.rewards.types import (
 __all__ = [
     "DEFAULT_MODE",
     "FAMILY_NAMES",
+    "LEAST_OF_THE_END",
     "MODES",
     "Calibration",
     "HackingSuspicion",

@@ -142,11 +142,13 @@ class RewardConfig:
         return None if reference is None else reference[epochs_done]
 
 
-def default_gamma(horizon: int) -> float:
-    """A discount that keeps gamma ** horizon at 0.7 or above.
+LEAST_OF_THE_END = 0.7
+"""What gamma ** horizon should leave of a reward at the end of an episode. With less, growing late beats growing early
+only because costs can be postponed."""
 
-    With less, growing late beats growing early only because costs can be postponed.
-    """
+
+def default_gamma(horizon: int) -> float:
+    """A discount that leaves at least that much of the end."""
     return 0.995 if horizon <= 70 else 1.0 - 0.35 / horizon
 
 

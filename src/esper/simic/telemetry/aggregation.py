@@ -96,6 +96,7 @@ _UPDATE: dict[str, Reducer] = {
     "advantage_mean": _mean,
     "advantage_std": _mean,
     "decision_share": _mean,
+    "num_rewards_clipped": _sum,
     "learning_rate": _last,
     "entropy_coef": _last,
     "clip_ratio": _last,

@@ -225,6 +225,7 @@ def emit_ppo_update_event(
         lstm=None if metrics["lstm"] is None else LSTMHealth(**metrics["lstm"]),
         observations=None if metrics["observations"] is None else ObservationHealth(**metrics["observations"]),
         decision_share=metrics["decision_share"],
+        num_rewards_clipped=metrics["num_rewards_clipped"],
         lr=metrics["learning_rate"],
         entropy_coef=metrics["entropy_coef"],
         clip_range=metrics["clip_ratio"],

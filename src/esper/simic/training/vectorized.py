@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from esper.leyline import AnomalyDebug, BatchSummary, HostLayout, LayerGradientStats, SeenByPolicy, TelemetryLevel
-from esper.nissa import TelemetryHub, get_hub
+from esper.nissa import TelemetryHub, complain, get_hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient, SimicClient, StepFacts, network_shape
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.rewards import Calibration, default_gamma
+from esper.simic.rewards import LEAST_OF_THE_END, Calibration, default_gamma
 from esper.simic.telemetry.debug_telemetry import (
     MAX_RATIOS_TOLD,
     Left,
@@ -225,6 +225,7 @@ def _client(
         setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
         return FixedClient(make_controller(config.controller, setting), accounts, on_step=recorder.step)
     rewards = RewardNormalizer()
+    _warn_of_short_sight(gamma, task.horizon)
     if saved is None:
         ppo = config.ppo_config(episode_length=task.horizon, gamma=gamma)
         agent = PPOAgent(network_shape(layout.blueprints), ppo, run_seed=config.seed)
@@ -237,3 +238,13 @@ def _client(
     return SimicClient(
         agent, context, accounts, rewards, horizon=task.horizon, run_seed=config.seed, on_step=recorder.step
     )
+
+
+def _warn_of_short_sight(gamma: float, horizon: int) -> None:
+    left = gamma**horizon
+    if left < LEAST_OF_THE_END:
+        complain(
+            f"gamma {gamma:g} over episodes of T = {horizon} epochs leaves gamma ** T = {left:.2f} of what is paid at "
+            f"the end; below {LEAST_OF_THE_END} growing late pays only because costs are put off. Leave --gamma out, "
+            f"or use {default_gamma(horizon):.6g}"
+        )

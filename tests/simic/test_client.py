@@ -1,0 +1,115 @@
+"""The policy's side of a run: what it refuses to learn from, and what it counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from esper.leyline import ActionOutcome, EpochReport, ModelFileError, NumericFailure
+from esper.scripts.sandbox_loop import context_of, learner_in, run_episodes
+from esper.scripts.sandboxes import Reward
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import FrozenPolicy, SimicClient, network_shape
+from tests.fakes import seeds
+from tests.simic.agent.rounds import SMALL, growth, play_round, same_bits, small_agent, small_world, weights
+
+SPEC = small_world()
+
+
+def next_round(learner: SimicClient, reward: Reward, episode: int) -> None:
+    learner.accounts.reward = reward  # type: ignore[attr-defined]
+    run_episodes(SPEC, learner, reward, seeds(4, episode))
+
+
+# ---- policies of other releases
+
+SHAPE = network_shape(SPEC.layout.blueprints)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global_columns": ("time_past", *SHAPE.global_columns[1:])}, r"global_columns\[0\] is 'time_past' in it and"),
+        ({"slot_columns": SHAPE.slot_columns[:1] + SHAPE.slot_columns[:0:-1]}, r"slot_columns\[1\] is"),
+        ({"card_columns": (*SHAPE.card_columns, "price")}, r"is 'price' in it and nothing in this release"),
+        ({"card_columns": SHAPE.card_columns[:-1]}, r"is nothing in it and '.*' in this release"),
+        ({"global_normalised": tuple(not flag for flag in SHAPE.global_normalised)}, r"global_normalised\[0\] is"),
+        ({"slot_normalised": tuple(not flag for flag in SHAPE.slot_normalised)}, r"slot_normalised\[0\] is"),
+    ],
+)
+def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(change: Any, words: str) -> None:
+    agent = PPOAgent(replace(SHAPE, **change), SMALL, run_seed=0)
+    saved = PPOAgent.from_files(agent.to_files())
+    with pytest.raises(ModelFileError, match=f"{words}.*[Uu]se it with the release that made it, or train a new one"):
+        FrozenPolicy(saved, context_of(SPEC), run_seed=0, greedy=True)
+    with pytest.raises(ModelFileError, match=words):
+        learner_in(SPEC, saved, growth, run_seed=0)
+
+
+# ---- rewards that are no numbers
+
+
+def broken_at(amount: float, env_id: int, epoch: int) -> Reward:
+    def reward(before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
+        return amount if (after.env_id, after.epochs_done) == (env_id, epoch) else growth(before, outcome, after)
+
+    return reward
+
+
+@pytest.mark.parametrize("amount", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("rounds_before", [0, 1])
+def test_a_reward_that_is_not_finite_ends_the_run_and_touches_nothing(amount: float, rounds_before: int) -> None:
+    agent = small_agent(SPEC)
+    learner = learner_in(SPEC, agent, growth, run_seed=0)
+    for episode in range(rounds_before):
+        next_round(learner, growth, episode)
+        learner.update()
+    scale, policy = learner.scale.state_dict(), weights(agent)
+    where = rf"env 2, episode {rounds_before}, epoch 4: expected a finite reward, got {amount} from its term 'reward'"
+    with pytest.raises(NumericFailure, match=where):
+        next_round(learner, broken_at(amount, env_id=2, epoch=4), rounds_before)
+    assert learner.scale.state_dict() == scale
+    assert same_bits(weights(agent), policy)
+    assert learner.buffer is not None
+    assert learner.buffer.position == 3, "the step is not in the buffer"
+
+
+# ---- rewards that are too large
+
+
+def spike_at(epoch: int, size: float) -> Reward:
+    """One in each of four envs, against 36 rewards of 1."""
+    return lambda before, outcome, after: size if after.epochs_done == epoch else 1.0
+
+
+def test_limited_rewards_are_counted_by_round() -> None:
+    agent = small_agent(SPEC)
+    learner = learner_in(SPEC, agent, growth, run_seed=0)
+    # A spike is in every tenth reward: about sqrt(10) times the root mean square of its own round, so it stays whole.
+    counts = []
+    for episode, reward in enumerate([spike_at(3, 50.0), spike_at(3, 1.0), spike_at(5, 500.0), spike_at(5, 1.0)]):
+        next_round(learner, reward, episode)
+        counts.append(learner.update()["num_rewards_clipped"])
+    assert counts == [0, 0, 4, 0]
+
+
+def test_a_lonely_spike_of_the_first_round_is_limited_and_counted() -> None:
+    def reward(before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
+        return 1000.0 if (after.env_id, after.epochs_done) == (0, 3) else 0.0
+
+    agent = small_agent(SPEC)
+    learner = learner_in(SPEC, agent, reward, run_seed=0)
+    run_episodes(SPEC, learner, reward, seeds(16))
+    # One reward in 160: it is sqrt(160) = 12.6 times the root mean square.
+    assert learner.update()["num_rewards_clipped"] == 1
+    assert learner.buffer is not None
+    assert float(learner.buffer.rewards_TN[2, 0]) == 10.0
+
+
+def test_an_agent_without_a_client_has_counted_nothing() -> None:
+    learner = play_round(small_agent(SPEC), SPEC)
+    assert learner.buffer is not None
+    assert learner.agent.update(learner.buffer)["num_rewards_clipped"] is None
