@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from esper.leyline import record
 from esper.scripts.sandboxes import ABLATIONS, SANDBOXES, Sandbox
@@ -118,22 +119,24 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
-def _line(sandbox: Sandbox, result: SandboxResult) -> str:
+def _line(sandbox: Sandbox, result: SandboxResult) -> Text:
     verdict = "passed" if result.passed else "FAILED"
-    return f"{sandbox.name} {result.run_seed}: {_figure(result.reached)}, {verdict}, {_pace(result.cpu_s)} CPU s"
+    line = Text(f"{sandbox.name} {result.run_seed}: {_figure(result.reached)}, {verdict}, ")
+    return line.append(_pace(result.cpu_s)).append(" CPU s")
 
 
-def _pace(cpu_s: float) -> str:
+def _pace(cpu_s: float) -> Text:
     """How long an agent took, and whether that is too long."""
     if cpu_s > CPU_LIMIT_S:
-        return f"[red]{cpu_s:.0f}, over the limit of {CPU_LIMIT_S:.0f}[/red]"
-    return f"[yellow]{cpu_s:.0f}, over {CPU_BAR_S:.0f}[/yellow]" if cpu_s > CPU_BAR_S else f"{cpu_s:.0f}"
+        return Text(f"{cpu_s:.0f}, over the limit of {CPU_LIMIT_S:.0f}", "red")
+    return Text(f"{cpu_s:.0f}, over {CPU_BAR_S:.0f}", "yellow") if cpu_s > CPU_BAR_S else Text(f"{cpu_s:.0f}")
 
 
 def _table(sandboxes: Sequence[Sandbox], results: dict[str, list[SandboxResult]]) -> Table:
     table = Table(title="Sandboxes: greedy play after training, by run seed", title_justify="left")
-    for name in ("sandbox", "figure", "optimum", "random", "threshold", "reached", "passed", "CPU s"):
-        table.add_column(name, justify="left" if name in ("sandbox", "figure", "reached") else "right")
+    for name in ("sandbox", "figure", "optimum", "random", "limit", "reached", "passed", "CPU s"):
+        to_left, may_wrap = name in ("sandbox", "figure", "reached"), name in ("figure", "reached", "CPU s")
+        table.add_column(name, justify="left" if to_left else "right", no_wrap=not may_wrap)
     for sandbox in sandboxes:
         rows = results[sandbox.name]
         num_passed = sum(row.passed for row in rows)
@@ -144,7 +147,7 @@ def _table(sandboxes: Sequence[Sandbox], results: dict[str, list[SandboxResult]]
             _mean([row.random for row in rows]),
             _threshold(sandbox, rows),
             " ".join(_figure(row.reached) for row in rows),
-            f"[{'green' if num_passed == len(rows) else 'red'}]{num_passed} of {len(rows)}",
+            Text(f"{num_passed} of {len(rows)}", "green" if num_passed == len(rows) else "red"),
             _pace(max(row.cpu_s for row in rows)),
         )
     return table
