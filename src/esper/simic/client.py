@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
@@ -27,12 +27,11 @@ from esper.leyline import (
     PolicyProtocol,
     derive_seed,
 )
-from esper.simic.agent.metrics import by_head
 from esper.simic.agent.ppo import Decision, PPOAgent
 from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation
 from esper.simic.agent.tamiyo_network import NetworkShape
-from esper.simic.agent.types import ActionDict, PPOUpdateMetrics
+from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.training.accounts import EpisodeStats, StepAccount
 from esper.simic.training.action_execution import parse_sampled_action
@@ -157,10 +156,9 @@ class FrozenPolicy:
         self._observation = self._observe(state)
         memory = None if self._decision is None else self._decision.state
         self._decision = self.agent.act(self._observation, self._cards, memory, self._uniforms(state))
-        choices = self._decision.actions_NH.tolist()  # the one read for all envs
         return [
-            parse_sampled_action(report.env_id, cast(ActionDict, by_head(choice)), self.context.layout)
-            for report, choice in zip(state.reports, choices, strict=True)
+            parse_sampled_action(report.env_id, action, self.context.layout)
+            for report, action in zip(state.reports, self._decision.actions(), strict=True)
         ]
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:

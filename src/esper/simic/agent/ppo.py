@@ -25,7 +25,7 @@ from esper.simic.agent.sampling import Choice, Distribution, Exploration, choose
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
 from esper.simic.agent.tamiyo_network import ColumnNorm, NetworkShape, TamiyoNetwork
-from esper.simic.agent.types import ActionDict, HeadEntropies, HeadLogProbs, ObservationStats, PPOUpdateMetrics
+from esper.simic.agent.types import ActionDict, ObservationStats, PPOUpdateMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +47,9 @@ class Decision:
         """True where a head had more than one legal choice."""
         return self.num_legal_NH > 1
 
-    def action(self, env: int) -> ActionDict:
-        """One env's choice."""
-        return cast(ActionDict, by_head(self.actions_NH[env].tolist()))
-
-    def log_probs(self, env: int) -> HeadLogProbs:
-        """One env's log-probabilities."""
-        return cast(HeadLogProbs, by_head(self.log_probs_NH[env].tolist()))
-
-    def entropies(self, env: int) -> HeadEntropies:
-        """One env's entropies; None where there was nothing to choose."""
-        pairs = zip(self.entropies_NH[env].tolist(), self.usable_NH[env].tolist(), strict=True)
-        return cast(HeadEntropies, by_head([entropy if usable else None for entropy, usable in pairs]))
+    def actions(self) -> list[ActionDict]:
+        """The choice of every env, by one read for all of them."""
+        return [cast(ActionDict, by_head(row)) for row in self.actions_NH.tolist()]  # sync: they must reach the workers
 
 
 class PPOAgent:
@@ -72,8 +63,9 @@ class PPOAgent:
         """Valid steps learned from so far; all schedules follow it."""
         self.updates = 0
         self.last_ratios_B: Tensor | None = None
-        self.grad_left = 1.0
         """Joint probability ratios of all rows that the last update looked at; None if it looked at none."""
+        self.grad_left = 1.0
+        """Which share of the network's gradients, as they lie there, clipping left."""
         generator = torch.Generator().manual_seed(derive_seed(run_seed, None, None, None, "policy"))
         self.network = TamiyoNetwork(shape, width=config.width, op_prior=config.op_prior, generator=generator)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
