@@ -32,6 +32,7 @@ from esper.simic.telemetry.report_events import (
     emit_trend,
     find_trend,
 )
+from esper.tamiyo.masks import masks
 from tests.fakes import Step, germinate, play, random_chooser, script_chooser, world
 from tests.simic.telemetry.updates import ListSink
 
@@ -129,11 +130,23 @@ def training_seed() -> tuple[list[Step], LifecycleConfig]:
     return play(spec, script_chooser([(0, germinate("r0c0", "good"))])), replace(spec.lifecycle, min_training=4)
 
 
+def look(
+    watch: GateWatch,
+    sink: ListSink,
+    report: EpochReport,
+    lifecycle: LifecycleConfig,
+    at: EnvContext | None = None,
+    always: bool = False,
+) -> None:
+    legal = masks(report, world(len(report.slots)).layout, lifecycle)
+    watch.emit(sink, at or ctx(report), report, legal, lifecycle, always=always)
+
+
 def test_gates_are_told_when_they_are_found_closed_and_when_they_open() -> None:
     steps, lifecycle = training_seed()
     watch, sink = GateWatch(), ListSink()
     for step in steps:
-        watch.emit(sink, ctx(step.after), step.after, lifecycle)
+        look(watch, sink, step.after, lifecycle)
     closed, opened = sink.of("GATE_EVALUATED")
     assert (closed.passed, opened.passed) == (False, True)
     assert (closed.gate.value, closed.target_stage, closed.slot_id) == ("G2", "BLENDING", "r0c0")
@@ -145,7 +158,7 @@ def test_a_gate_that_is_found_open_holds_nobody_up() -> None:
     steps, lifecycle = training_seed()
     watch, sink = GateWatch(), ListSink()
     for step in steps[6:]:
-        watch.emit(sink, ctx(step.after), step.after, lifecycle)
+        look(watch, sink, step.after, lifecycle)
     assert not sink.events
 
 
@@ -153,7 +166,7 @@ def test_at_debug_every_look_at_a_gate_is_told_with_all_checks() -> None:
     steps, lifecycle = training_seed()
     watch, sink = GateWatch(), ListSink()
     for step in steps:
-        watch.emit(sink, ctx(step.after), step.after, lifecycle, always=True)
+        look(watch, sink, step.after, lifecycle, always=True)
     told = sink.of("GATE_EVALUATED")
     seeds = [step.after.slots[0] for step in steps if step.after.slots[0].stage is SeedStage.TRAINING]
     assert len(told) == len(seeds) > 5
@@ -168,13 +181,28 @@ def test_a_new_host_is_told_about_anew() -> None:
     steps, lifecycle = training_seed()
     held = steps[2].after
     watch, sink = GateWatch(), ListSink()
-    watch.emit(sink, ctx(held), held, lifecycle)
-    watch.emit(sink, ctx(held), held, lifecycle)
+    look(watch, sink, held, lifecycle)
+    look(watch, sink, held, lifecycle)
     assert len(sink.events) == 1
-    watch.emit(sink, replace(ctx(held), epoch=0), held, lifecycle)
+    look(watch, sink, held, lifecycle, replace(ctx(held), epoch=0))
     assert len(sink.events) == 2
-    watch.emit(sink, replace(ctx(held), env=1), held, lifecycle)
+    look(watch, sink, held, lifecycle, replace(ctx(held), env=1))
     assert len(sink.events) == 3
+
+
+def test_what_masks_know_already_is_what_the_gates_say() -> None:
+    """Masks that forbid everything make the watch ask every gate itself."""
+    told = 0
+    for seed in range(6):
+        asked, trusted = (GateWatch(), ListSink()), (GateWatch(), ListSink())
+        for step in busy_episode(seed):
+            report, spec = step.after, world(3)
+            over = masks(replace(report, terminal=True), spec.layout, spec.lifecycle)
+            asked[0].emit(asked[1], ctx(report), report, over, spec.lifecycle)
+            look(*trusted, report, spec.lifecycle)
+        assert trusted[1].of("GATE_EVALUATED") == asked[1].of("GATE_EVALUATED")
+        told += len(trusted[1].events)
+    assert told > 10
 
 
 def hostage(slot_id: str = "r0c0") -> HackingSuspicion:

@@ -10,6 +10,7 @@ from typing import Literal, cast
 
 from esper.leyline import (
     THRESHOLDS,
+    ActionMasks,
     CoalitionMeasured,
     CoalitionRow,
     CoalitionTable,
@@ -20,6 +21,7 @@ from esper.leyline import (
     GateEvaluated,
     GateResult,
     LifecycleConfig,
+    LifecycleOp,
     RewardHackingSuspected,
     SeedEvidence,
     SeedStage,
@@ -37,6 +39,7 @@ from esper.leyline import (
     gate_train,
     interaction,
     make_event,
+    record,
     shapley,
 )
 from esper.leyline.thresholds import MIN_TREND_SHARE, TREND_WINDOW_ROUNDS
@@ -127,31 +130,49 @@ class GateWatch:
     _last: dict[tuple[int, str], tuple[str, Gate, bool]] = field(default_factory=dict)
 
     def emit(
-        self, hub: EventSink, ctx: EnvContext, report: EpochReport, config: LifecycleConfig, *, always: bool = False
+        self,
+        hub: EventSink,
+        ctx: EnvContext,
+        report: EpochReport,
+        masks: ActionMasks,
+        config: LifecycleConfig,
+        *,
+        always: bool = False,
     ) -> None:
-        """Evaluates the gates on a report, with the functions that model and masks use too."""
+        """Asks the gates about a report, with the functions that model and masks use too.
+
+        Args:
+            hub: Where it goes.
+            ctx: The epoch.
+            report: Of that epoch.
+            masks: Made of that report: they have asked most of the gates already.
+            config: The limits of the gates.
+            always: True to tell every gate with all of its checks.
+        """
         if ctx.epoch == 0:
             self._last = {key: value for key, value in self._last.items() if key[0] != ctx.env}
-        for slot in report.slots:
-            guarded = _NEXT.get(slot.stage)
-            if guarded is None or slot.seed_id is None:
+        for position, slot in enumerate(report.slots):
+            step = _NEXT.get(slot.stage)
+            if step is None or slot.seed_id is None:
                 self._last.pop((ctx.env, slot.slot_id), None)
                 continue
-            target, gate = guarded
-            result = gate(slot, config)
-            answer = slot.seed_id, result.gate, result.passed
+            passed = step.op is not None and masks.slot_by_op[step.op][position]
+            # A closed mask may have other reasons, so the gate is asked itself; an open one needs no more words.
+            result = step.ask(slot, config) if always or not passed else None
+            passed = passed or (result is not None and result.passed)
+            answer = slot.seed_id, step.gate, passed
             before = self._last.get((ctx.env, slot.slot_id))
             known = before is not None and before[:2] == answer[:2]
-            changed = before != answer if known else not result.passed
+            changed = before != answer if known else not passed
             if always or changed:
-                checks = tuple(check for check in result.checks if always or not check.passed)
+                checks = () if result is None else result.checks
                 data = GateEvaluated(
                     seed_id=slot.seed_id,
                     slot_id=slot.slot_id,
-                    gate=result.gate,
-                    target_stage=target.name,
-                    passed=result.passed,
-                    checks=checks,
+                    gate=step.gate,
+                    target_stage=step.target.name,
+                    passed=passed,
+                    checks=checks if always else tuple(check for check in checks if not check.passed),
                 )
                 _emit(hub, ctx, T.GATE_EVALUATED, data)
             self._last[ctx.env, slot.slot_id] = answer
@@ -213,11 +234,24 @@ def emit_trend(hub: EventSink, round_idx: int, trend: TrendDetected | None) -> N
         hub.emit(make_event(T.TREND_DETECTED, trend, severity, round=round_idx))
 
 
-_NEXT: dict[SeedStage, tuple[SeedStage, Callable[[SeedEvidence, LifecycleConfig], GateResult]]] = {
-    SeedStage.GERMINATED: (SeedStage.TRAINING, gate_train),
-    SeedStage.TRAINING: (SeedStage.BLENDING, gate_blend),
-    SeedStage.BLENDING: (SeedStage.HOLDING, gate_hold),
-    SeedStage.HOLDING: (SeedStage.FOSSILIZED, gate_fossilize),
+@record
+class _NextStep:
+    """What a seed of some stage is waiting for."""
+
+    target: SeedStage
+    gate: Gate
+    ask: Callable[[SeedEvidence, LifecycleConfig], GateResult]
+    op: LifecycleOp | None
+    """The op whose mask has asked this gate; None for a step that no op takes."""
+
+
+_NEXT: dict[SeedStage, _NextStep] = {
+    SeedStage.GERMINATED: _NextStep(target=SeedStage.TRAINING, gate=Gate.TRAIN, ask=gate_train, op=None),
+    SeedStage.TRAINING: _NextStep(target=SeedStage.BLENDING, gate=Gate.BLEND, ask=gate_blend, op=LifecycleOp.ADVANCE),
+    SeedStage.BLENDING: _NextStep(target=SeedStage.HOLDING, gate=Gate.HOLD, ask=gate_hold, op=None),
+    SeedStage.HOLDING: _NextStep(
+        target=SeedStage.FOSSILIZED, gate=Gate.FOSSILIZE, ask=gate_fossilize, op=LifecycleOp.FOSSILIZE
+    ),
 }
 
 

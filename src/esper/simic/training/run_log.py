@@ -160,8 +160,8 @@ class RunLog:
         if T.COALITION_MEASURED in wanted:
             emit_coalitions_measured(self._hub, ctx, report, points(self._task, report.coalitions))
         if T.GATE_EVALUATED in wanted:
-            always = level is TelemetryLevel.DEBUG
-            self._gates.emit(self._hub, ctx, report, self._task.lifecycle, always=always)
+            masks, always = facts.after.post_action_masks[env], level is TelemetryLevel.DEBUG
+            self._gates.emit(self._hub, ctx, report, masks, self._task.lifecycle, always=always)
         if T.ACTION_TAKEN in wanted:
             emit_last_action(
                 self._hub,
