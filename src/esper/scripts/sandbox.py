@@ -133,9 +133,9 @@ def _pace(cpu_s: float) -> Text:
 
 
 def _table(sandboxes: Sequence[Sandbox], results: dict[str, list[SandboxResult]]) -> Table:
-    table = Table(title="Sandboxes: greedy play after training, by run seed", title_justify="left")
+    table = Table(title="Sandboxes: greedy play after training, lowest and highest agent", title_justify="left")
     for name in ("sandbox", "figure", "optimum", "random", "limit", "reached", "passed", "CPU s"):
-        to_left, may_wrap = name in ("sandbox", "figure", "reached"), name in ("figure", "reached", "CPU s")
+        to_left, may_wrap = name in ("sandbox", "figure"), name in ("figure", "CPU s")
         table.add_column(name, justify="left" if to_left else "right", no_wrap=not may_wrap)
     for sandbox in sandboxes:
         rows = results[sandbox.name]
@@ -146,7 +146,7 @@ def _table(sandboxes: Sequence[Sandbox], results: dict[str, list[SandboxResult]]
             _mean([row.optimum for row in rows]),
             _mean([row.random for row in rows]),
             _threshold(sandbox, rows),
-            " ".join(_figure(row.reached) for row in rows),
+            _span([row.reached for row in rows]),
             Text(f"{num_passed} of {len(rows)}", "green" if num_passed == len(rows) else "red"),
             _pace(max(row.cpu_s for row in rows)),
         )
@@ -160,6 +160,13 @@ def _threshold(sandbox: Sandbox, rows: Sequence[SandboxResult]) -> str:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _span(values: Sequence[float | None]) -> str:
+    """The lowest and the highest; each agent has a line of its own above the table."""
+    known = [value for value in values if value is not None]
+    low, high = _figure(min(known, default=None)), _figure(max(known, default=None))
+    return low if low == high else f"{low} to {high}"
 
 
 def _mean(values: Sequence[float | None]) -> str:
