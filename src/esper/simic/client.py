@@ -35,15 +35,13 @@ from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.training.accounts import EpisodeStats, StepAccount
 from esper.simic.training.action_execution import parse_sampled_action
+from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
     SLOT_COLUMNS,
-    EnvView,
     FeatureContext,
     card_rows,
-    global_row,
-    slot_rows,
 )
 
 
@@ -166,19 +164,8 @@ class FrozenPolicy:
         self._previous = before
 
     def _observe(self, state: ActionExecutionResult) -> Observation:
-        views = [
-            EnvView(
-                report=report,
-                masks=masks,
-                previous=None if self._previous is None else self._previous.reports[env],
-                outcome=state.outcomes[env] if state.outcomes else None,
-                context=self.context,
-            )
-            for env, (report, masks) in enumerate(zip(state.reports, state.post_action_masks, strict=True))
-        ]
-        return make_observation(
-            [global_row(view) for view in views], [slot_rows(view) for view in views], state.post_action_masks
-        )
+        rows = batch_signals_to_features(state, self._previous, self.context)
+        return make_observation(rows.global_rows, rows.slot_rows, state.post_action_masks)
 
     def _uniforms(self, state: ActionExecutionResult) -> torch.Tensor | None:
         if self.greedy:
