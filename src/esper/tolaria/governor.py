@@ -257,11 +257,6 @@ class RollbackBudget:
         """The limit of controller training: a fifth of the episodes, at least 8."""
         return cls(max(8, math.ceil(0.2 * planned_episodes)))
 
-    @classmethod
-    def for_growing(cls) -> RollbackBudget:
-        """The limit of a run whose product is one host."""
-        return cls(3)
-
     def note_round(self, num_rollbacks: int, num_episodes: int) -> None:
         """Takes note of a finished round.
 

@@ -52,7 +52,7 @@ def run_started(
         run_seed=config.seed,
         task=task.name,
         data_sha256=data.sha256,
-        split_sizes={"train": len(data.train), "val": len(data.val), "test": data.num_test},
+        split_sizes=data.split_sizes,
         num_rounds=config.rounds,
         num_envs=config.envs,
         epochs_per_episode=task.horizon,
