@@ -166,6 +166,22 @@ def test_an_agent_that_takes_long_is_marked_and_one_that_takes_too_long_fails(
     assert words in capsys.readouterr().out
 
 
+def test_the_table_shows_the_lowest_and_the_highest_agent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result((run_seed + 1) % 3))
+    main(["sandbox", "--seeds", "3", "--only", "coin"])
+    assert "0.75 to 2.75" in capsys.readouterr().out
+    main(["sandbox", "--seeds", "1", "--only", "coin"])
+    told = capsys.readouterr().out
+    assert "1.75" in told
+    assert " to " not in told
+    nothing = replace(result(0), reached=None)
+    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: nothing)
+    main(["sandbox", "--seeds", "2", "--only", "coin"])
+    assert "coin 1: -, passed" in capsys.readouterr().out
+
+
 def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed))
     with pytest.raises(SystemExit) as stopped:
