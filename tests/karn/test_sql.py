@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -292,6 +293,30 @@ def test_statements_that_are_not_one_select_are_refused(text: str, everything: R
         ask(everything, text.format(folder=tmp_path))
     assert list(tmp_path.iterdir()) == []
     assert ask(everything, "select count(*) from lines") == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "delete from lines returning type",
+        "insert into lines values ('a', 'b') returning type",
+        "update lines set type = 'x' returning type",
+    ],
+)
+def test_a_select_cannot_change_tables_from_within(change: str, everything: RunDatabase) -> None:
+    before = ask(everything, "select type, line from lines order by line")
+    with pytest.raises(ValueError, match="can be asked, not changed"):
+        ask(everything, f"with x as ({change}) select * from x")
+    assert ask(everything, "select type, line from lines order by line") == before
+
+
+def test_times_with_a_time_zone_are_refused_with_the_way_to_write_them(
+    everything: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pytz", None)  # as where it is not installed
+    with pytest.raises(ValueError, match=r"^a time with a time zone .* to_timestamp\(wall\)::timestamp"):
+        ask(everything, "select to_timestamp(wall) from runs")
+    assert len(ask(everything, "select to_timestamp(wall)::timestamp from runs").rows) == 1
 
 
 @pytest.mark.parametrize(

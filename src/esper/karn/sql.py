@@ -1,8 +1,9 @@
 """Runs as tables of an in-memory database that can be asked and not changed, or written as Parquet.
 
 The log is read by the same code as everywhere else, so torn lines, damage and attempts are settled before SQL sees
-anything. Asking cannot write or read elsewhere, for three reasons of which none relies on another: only a single
-statement that the parser calls a SELECT is run, access to files is switched off, and the settings are locked.
+anything. Asking cannot write or read elsewhere, for four reasons of which none relies on another: only a single
+statement that the parser calls a SELECT is run, it is run in a transaction that may only read, access to files is
+switched off, and the settings are locked.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ MEMORY_BYTES = 1_000_000_000
 """What a query may use, beside the log itself: a mistake in a join must not take the machine's memory."""
 LOG_COPIES = 4
 """How often the log may be held: as it is, and in parts that are sorted and turned into columns."""
+TIME_ZONES = "a time with a time zone cannot be shown; write to_timestamp(wall)::timestamp, which is local time"
+"""DuckDB would need another library for it, and says so with a traceback."""
 _NONFINITE = b'"nonfinite"'
 _INTEGRITY = get_type_hints(Integrity)
 _ERRNO = re.compile(r'"errno":"(\d+)"')
@@ -72,6 +75,8 @@ class RunDatabase:
 
         statement = self._only_select(text)
         timer = threading.Timer(timeout_s, self._connection.interrupt)
+        # A SELECT can write: WITH takes an INSERT or DELETE that returns its rows.
+        self._connection.execute("BEGIN TRANSACTION READ ONLY")
         timer.start()
         try:
             cursor = self._connection.execute(statement)
@@ -83,10 +88,13 @@ class RunDatabase:
             raise ValueError(
                 "the query needs more memory than it may use and was stopped; ask for fewer rows, columns or runs"
             ) from None
+        except duckdb.TransactionException as error:
+            raise ValueError(f"runs can be asked, not changed: {error}") from None
         except duckdb.Error as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(TIME_ZONES if "pytz" in str(error) else str(error)) from None
         finally:
             timer.cancel()
+            self._connection.execute("ROLLBACK")
         return Answer(columns=columns, rows=tuple(rows[:limit]), truncated=len(rows) > limit)
 
     def close(self) -> None:
