@@ -14,7 +14,7 @@ pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 
 from esper.karn.sql import RunDatabase
 from esper.scripts.cli import main
-from tests.karn.logs import RUN_ID, LogWriter, T, epoch_completed, write_manifest, write_run
+from tests.karn.logs import RUN_ID, LogWriter, T, epoch_completed, started, write_manifest, write_run
 from tests.scripts.screens import seen
 
 EPOCH = {"round": 0, "episode": 0, "env": 0, "epoch": 0}
@@ -156,6 +156,29 @@ def test_an_answer_from_a_run_that_is_not_whole_says_so_once(
     main(["query", str(tmp_path), "select 1"])
     told = f"2 runs are not whole ({RUN_ID}, c): see the table integrity, or esper verify RUN"
     assert capsys.readouterr().err == f"esper: {told}\n"
+
+
+EVIL = "run\x1b]0;owned\x07\u202e"
+
+
+def test_what_a_log_holds_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "two"):
+        LogWriter(tmp_path / name, run=EVIL).emit(T.RUN_STARTED, started(task=EVIL))
+    main(["query", str(tmp_path / "one"), "select task from runs"])
+    with pytest.raises(SystemExit):
+        main(["query", str(tmp_path), "select 1"])
+    told = capsys.readouterr()
+    assert "run ]0;owned" in told.out
+    assert told.err.count("run ]0;owned") == 2
+    assert not {"\x1b", "\x07", "\u202e"} & {*told.out, *told.err}
+
+
+def test_csv_is_exact_in_a_file_and_harmless_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path, rounds=1)
+    args = ["query", str(tmp_path), "select chr(27) || '[31m' as word", "--format", "csv"]
+    main(args)
+    assert capsys.readouterr().out == "word\n\x1b[31m\n"
+    assert seen([*args]).startswith("word\n [31m\n")
 
 
 def test_two_folders_with_one_run_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

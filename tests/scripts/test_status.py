@@ -99,6 +99,17 @@ def test_warnings_are_listed_and_control_characters_are_not(tmp_path: Path, caps
     assert "\x07" not in out
 
 
+def test_a_terminal_that_lacks_characters_gets_their_numbers(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=3)
+    done = subprocess.run(
+        [sys.executable, "-m", "esper.scripts.cli", "status", str(tmp_path)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u258" in done.stdout  # the bars of the curves
+
+
 def test_following_tells_each_change_once_until_the_end(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())

@@ -40,6 +40,7 @@ from esper.scripts.sandbox import sandbox_command
 from esper.scripts.status import status_command
 from esper.scripts.study import study_command
 from esper.scripts.tasks import tasks_command
+from esper.scripts.terminal import complain
 from esper.scripts.train import train_command
 from esper.scripts.verify import verify_command
 
@@ -92,6 +93,7 @@ REMEDIES: Mapping[int, str] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one subcommand. What a person can mend is one line and an exit code; ESPER_DEBUG=1 adds the traceback."""
+    _write_any_character()
     try:
         _parse(sys.argv[1:] if argv is None else argv)()
         sys.stdout.flush()  # here and not at exit, where Python would answer a full disk with a traceback
@@ -101,11 +103,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("ESPER_DEBUG"):
             traceback.print_exc()
         _let_go_of_output()
-        sys.stderr.write(f"esper: error: {_in_words(error)}\n")
+        complain(f"error: {_in_words(error)}")
         raise SystemExit(next(code for kinds, code in EXIT_CODES if isinstance(error, kinds))) from None
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
         raise SystemExit(ExitCode.INTERRUPTED) from None
+
+
+def _write_any_character() -> None:
+    """Where the terminal's encoding lacks a character, its number is written: a curve must not end a command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _let_go_of_output() -> None:

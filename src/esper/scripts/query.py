@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.scripts.terminal import json_ready, plain_console, warn_if_not_whole
+from esper.scripts.terminal import complain, json_ready, plain_console, warn_if_not_whole
 
 if TYPE_CHECKING:
     from esper.karn.sql import Answer
@@ -55,7 +55,7 @@ def query_command(
         answer = database.ask(sql, limit=limit, timeout_s=timeout)
     {"table": _print_for_people, "csv": _print_csv, "json": _print_json}[format](answer)
     if answer.truncated:
-        sys.stderr.write(f"esper: only the first {limit} rows; --limit gives more\n")
+        complain(f"only the first {limit} rows; --limit gives more")
     warn_if_not_whole({run.folder: run.integrity for run in database.runs})
 
 
@@ -109,8 +109,15 @@ def _word(value: object) -> str:
 
 def _print_csv(answer: Answer) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(answer.columns)
-    writer.writerows(answer.rows)
+    for row in (answer.columns, *answer.rows):
+        writer.writerow(_harmless(row) if sys.stdout.isatty() else row)
+
+
+def _harmless(row: Sequence[object]) -> list[object]:
+    """A row for eyes: a file gets every character as it is, a terminal none that it would obey."""
+    from esper.karn.console import clean
+
+    return [clean(value) if isinstance(value, str) else value for value in row]
 
 
 def _print_json(answer: Answer) -> None:

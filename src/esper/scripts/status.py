@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import tyro
 from rich.console import Console
 
 from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
-from esper.scripts.terminal import json_ready, plain_console
+from esper.scripts.terminal import complain, json_ready, plain_console
 
 if TYPE_CHECKING:
     from esper.karn.verdict import Verdict
@@ -130,7 +129,7 @@ class _Patience:
             self._since = None
         elif self._since is None:
             self._since = now
-            sys.stderr.write(f"esper: {missing} yet; waiting {PATIENCE_S:g} s for a process to write them\n")
+            complain(f"{missing} yet; waiting {PATIENCE_S:g} s for a process to write them")
         elif now - self._since > PATIENCE_S:
             raise ValueError(f"{missing} after {PATIENCE_S:g} s: nobody writes this run. Start or resume it first")
 

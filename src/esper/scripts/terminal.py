@@ -33,6 +33,13 @@ def json_ready(value: Any) -> Any:
     return [json_ready(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
+def complain(text: str) -> None:
+    """A message on stderr. What it quotes may come from a log or a path, and must not steer the terminal."""
+    from esper.karn.console import clean
+
+    sys.stderr.write("\n".join(clean(line) for line in f"esper: {text}".split("\n")) + "\n")
+
+
 def warn_if_not_whole(found: Mapping[Path, Integrity]) -> None:
     """Says in one line which of the runs that an answer came from are damaged, or have no end yet."""
     broken = [folder for folder, integrity in found.items() if not integrity.complete]
@@ -41,4 +48,4 @@ def warn_if_not_whole(found: Mapping[Path, Integrity]) -> None:
     names = ", ".join(str(found[folder].run or folder.name) for folder in broken)
     what = f"run {names} is not whole" if len(broken) == 1 else f"{len(broken)} runs are not whole ({names})"
     where = shlex.quote(str(broken[0])) if len(broken) == 1 else "RUN"
-    sys.stderr.write(f"esper: {what}: see the table integrity, or esper verify {where}\n")
+    complain(f"{what}: see the table integrity, or esper verify {where}")
