@@ -12,6 +12,7 @@ from tests.karn.logs import (
     T,
     anomaly,
     episode_completed,
+    epoch_completed,
     germinated,
     seed_ended,
     stage_changed,
@@ -78,6 +79,18 @@ def test_an_episode_that_ends_ends_only_the_seeds_of_its_env(tmp_path: Path) -> 
     assert first.stays[-1] == Stay(stage="TRAINING", start=1, stop=2)
     assert other.stays[-1] == Stay(stage="TRAINING", start=1, stop=1)
     assert (second.episode, second.fate) == (1, "alive")
+
+
+def test_seeds_of_an_episode_without_end_reach_to_its_newest_epoch(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    live(log, "r0c0", [(0, "GERMINATED"), (1, "TRAINING")], env=0)
+    live(log, "r0c0", [(0, "GERMINATED")], env=1)
+    for epoch in range(5):
+        log.emit(T.EPOCH_COMPLETED, epoch_completed(), round=0, episode=0, env=0, epoch=epoch)
+    log.emit(T.EPOCH_COMPLETED, epoch_completed(), round=0, episode=0, env=1, epoch=0)
+    first, other = read(tmp_path).seeds
+    assert first.stays[-1] == Stay(stage="TRAINING", start=1, stop=5)
+    assert other.stays[-1] == Stay(stage="GERMINATED", start=0, stop=1)
 
 
 def test_everything_is_counted(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from esper.karn.fold import fold
+from esper.karn.fold import ATTENTION, fold
 from esper.karn.replay import BadLine, LogItem
 from esper.karn.view import EMPTY, RunView
 from esper.leyline import (
@@ -18,7 +18,6 @@ from esper.leyline import (
     SeedGerminated,
     SeedStage,
     SeedStageChanged,
-    Severity,
     TelemetryEventType,
     record,
 )
@@ -67,9 +66,6 @@ class Story:
         return self.starts[-1].epochs_per_episode if self.starts else None
 
 
-_ATTENTION = frozenset({Severity.WARNING, Severity.ERROR, Severity.CRITICAL})
-
-
 def tell(items: Iterable[LogItem]) -> Story:
     """Reads a run from its first event to its last."""
     story = Story()
@@ -78,9 +74,10 @@ def tell(items: Iterable[LogItem]) -> Story:
         story.view = fold(story.view, item)
         if isinstance(item, BadLine):
             continue
-        if item.severity in _ATTENTION:
+        if item.severity in ATTENTION:
             story.warnings.append(item)
         _add(story, alive, item)
+    _end_log(story.view, alive.values())
     return story
 
 
@@ -144,6 +141,14 @@ def _end_episode(alive: dict[tuple[int, str], SeedLife], event: LoggedEvent, dat
     """Fossils and living seeds stay in the network until the episode is over."""
     for key in [key for key in alive if key[0] == event.env]:
         _close(alive.pop(key), data.num_epochs)
+
+
+def _end_log(view: RunView, alive: Iterable[SeedLife]) -> None:
+    """An episode that is still going, or that a crash cut off: its seeds are where the newest epoch has them."""
+    for life in alive:
+        now = view.growth.envs.get(life.env)
+        if now is not None and now.episode == life.episode:
+            _close(life, _known(now.epoch) + 1)
 
 
 def _close(life: SeedLife, epoch: int) -> None:
