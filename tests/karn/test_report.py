@@ -12,13 +12,14 @@ from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
 pytest.importorskip("jinja2", reason="reports need the extra `runs`")
 
-from esper.karn.charts import BLUE, GREEN, ORANGE, VERMILION, YELLOW
+from esper.karn.charts import BLUE, GREEN, ORANGE, PINK, VERMILION, YELLOW
 from esper.karn.report import make_report
 from esper.leyline import Severity
 from tests.karn.logs import (
@@ -29,10 +30,12 @@ from tests.karn.logs import (
     anomaly,
     checkpoint,
     ended,
+    episode_completed,
     germinated,
     governor_changed,
     head_update,
     ppo_update,
+    round_completed,
     started,
     write_manifest,
     write_round,
@@ -81,6 +84,17 @@ def run(tmp_path: Path) -> Path:
     write_manifest(tmp_path)
     (tmp_path / "config.json").write_text('{"task": "digits_mlp", "seed": 7}')
     return tmp_path
+
+
+def pictures_of(run: Path) -> list[str]:
+    return [b64decode(source.partition(",")[2]).decode() for source in Page(make_report(run, WALL)).sources]
+
+
+def texts_in(picture: str) -> list[str]:
+    """What a picture says; raises if it is no picture."""
+    return [
+        "".join(text.itertext()) for text in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")
+    ]
 
 
 def words_of(run: Path) -> str:
@@ -231,9 +245,49 @@ def test_names_with_dollar_signs_are_names(tmp_path: Path) -> None:
     log.emit(T.SEED_GERMINATED, germinated(slot_id="$\\x$"), round=0, episode=0, env=0, epoch=0)
     update = ppo_update(heads={"$\\frac{$": head_update(), "op": head_update()})
     log.emit(T.PPO_UPDATE_COMPLETED, update, round=0)
-    pictures = [b64decode(source.partition(",")[2]).decode() for source in Page(make_report(tmp_path, WALL)).sources]
+    pictures = pictures_of(tmp_path)
     assert any("$\\x$" in picture for picture in pictures)
     assert any("$\\frac{$" in picture for picture in pictures)
+
+
+def test_control_characters_spoil_no_chart_and_turn_no_line_around(tmp_path: Path) -> None:
+    evil = "r0\x1b[31m\x07\u202ec0"
+    log = LogWriter(tmp_path, run=evil)
+    log.emit(T.RUN_STARTED, started(slot_ids=(evil,), task=evil))
+    log.emit(T.SEED_GERMINATED, germinated(slot_id=evil), round=0, episode=0, env=0, epoch=0)
+    log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(heads={evil: head_update(), "op": head_update()}), round=0)
+    for picture in pictures_of(tmp_path):
+        texts_in(picture)
+    text = make_report(tmp_path, WALL)
+    assert "r0 [31m  c0" in text
+    assert not {"\x1b", "\x07", "\u202e"} & {*text}
+
+
+def test_a_run_of_one_round_has_no_fractions_of_rounds(tmp_path: Path) -> None:
+    write_run(tmp_path, rounds=1)
+    curves, outcomes, *_ = map(texts_in, pictures_of(tmp_path))
+    axis = curves.index("round")
+    assert curves[axis - 2 : axis] == ["mean over envs", "0"]  # the end of a legend, and the only mark on the axis
+    assert outcomes[-3:] == ["final validation accuracy (%)", "0", "round"]
+
+
+def test_the_losses_of_a_round_are_those_its_hosts_ended_with(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    for env, loss in enumerate((0.2, 0.6)):
+        done = episode_completed(final_loss=loss)
+        log.emit(T.EPISODE_COMPLETED, done, round=0, episode=0, env=env, epoch=2)
+    log.emit(T.ROUND_COMPLETED, round_completed(), round=0)
+    unfinished = {"round": 1, "episode": 1, "env": 0, "epoch": 2}
+    log.emit(T.EPISODE_COMPLETED, episode_completed(final_loss=9.0), **unfinished)
+    texts = texts_in(pictures_of(tmp_path)[0])
+    marks = texts[texts.index("committed network") + 1 : texts.index("validation loss")]
+    assert (float(marks[0]), float(marks[-1])) == (0.2, 0.6)
+
+
+def test_tables_too_wide_for_the_page_scroll_or_break(run: Path) -> None:
+    tables = re.findall(r'(<div class="wide">)?<table( class="facts")?>', make_report(run, WALL))
+    assert len(tables) == 5
+    assert all(scrolls or breaks for scrolls, breaks in tables)
 
 
 def test_a_report_needs_nothing_but_itself(run: Path) -> None:
@@ -329,7 +383,7 @@ def near(pixels: object, color: str) -> int:
 DOT = "#693476"
 """Of the first round in the chart of outcomes: the darkest colour of its scale, drawn four fifths opaque on white."""
 CHARTS: dict[str, dict[str, int]] = {
-    "curves": {BLUE: 500, ORANGE: 200, GREEN: 200, VERMILION: 200},
+    "curves": {BLUE: 500, ORANGE: 200, GREEN: 200, PINK: 200, VERMILION: 200},
     "parameters": {DOT: 20},
     "seeds": {YELLOW: 2000, GREEN: 2000},
     "policy": {BLUE: 500, ORANGE: 200},

@@ -5,10 +5,11 @@ Figures are made without pyplot, so nothing here touches a display or a global f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from esper.karn.console import clean
 from esper.karn.story import SeedLife, Story
 from esper.leyline import SeedStage
 
@@ -42,27 +43,41 @@ MAX_TIMELINE_EPISODES = 12
 
 
 def learning_chart(story: Story) -> str | None:
-    """Accuracy and return by round; None if no round was completed."""
+    """Accuracy, loss and return by round; None if no round was completed."""
     if not story.rounds:
         return None
-    figure = _figure(5.2)
-    accuracy, returns = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    figure = _figure(6.8)
+    accuracy, losses, returns = figure.subplots(3, 1, sharex=True, height_ratios=[3, 2, 2])
     x = [number for number, _ in story.rounds]
     rounds = [data for _, data in story.rounds]
     low, high = [r.accuracy_worst_pct for r in rounds], [r.accuracy_best_pct for r in rounds]
-    accuracy.fill_between(x, low, high, color=BLUE, alpha=0.15, linewidth=0, label="worst to best env")
+    _band(accuracy, x, low, high, BLUE, "worst to best env")
     _line(accuracy, x, [r.accuracy_mean_pct for r in rounds], BLUE, "mean over envs")
     _line(accuracy, x, [r.rolling_accuracy_pct for r in rounds], ORANGE, "mean of ten rounds")
     _line(accuracy, x, [r.committed_accuracy_pct for r in rounds], GREEN, "committed network")
     accuracy.set(ylabel="validation accuracy (%)")
     accuracy.legend(loc="best")
+    _losses(losses, set(x), story)
     mean, spread = [r.return_mean for r in rounds], [r.return_std for r in rounds]
     low, high = [m - s for m, s in zip(mean, spread, strict=True)], [m + s for m, s in zip(mean, spread, strict=True)]
-    returns.fill_between(x, low, high, color=VERMILION, alpha=0.15, linewidth=0)
-    _line(returns, x, mean, VERMILION, "mean, and deviation over envs")
+    _band(returns, x, low, high, VERMILION, "deviation over envs")
+    _line(returns, x, mean, VERMILION, "mean over envs")
     returns.set(xlabel=ROUND, ylabel="return")
     returns.legend(loc="best")
     return _svg(figure)
+
+
+def _losses(axes: Any, completed: Set[int], story: Story) -> None:
+    """What the hosts of each round ended with: for tasks that are judged by their loss, the curve that matters."""
+    ends: dict[int, list[float]] = {}
+    for at, done in story.episodes:
+        if at in completed:
+            ends.setdefault(at, []).append(done.final_loss)
+    rounds, losses = list(ends), ends.values()
+    _band(axes, rounds, [max(loss) for loss in losses], [min(loss) for loss in losses], PINK, "worst to best env")
+    _line(axes, rounds, [sum(loss) / len(loss) for loss in losses], PINK, "mean over envs")
+    axes.set(ylabel="validation loss")
+    axes.legend(loc="best")
 
 
 def outcome_chart(story: Story) -> str | None:
@@ -81,7 +96,7 @@ def outcome_chart(story: Story) -> str | None:
     ratios, accuracies, rounds = zip(*points, strict=True)
     dots = axes.scatter(ratios, accuracies, c=rounds, cmap="viridis", s=24, alpha=0.8, linewidth=0)
     axes.set(xlabel="parameters, times the host's own", ylabel="final validation accuracy (%)")
-    figure.colorbar(dots, ax=axes, label=ROUND, ticks=MaxNLocator(integer=True))
+    figure.colorbar(dots, ax=axes, label=ROUND, ticks=MaxNLocator(integer=True, min_n_ticks=1))
     return _svg(figure)
 
 
@@ -101,7 +116,7 @@ def timeline_chart(story: Story) -> str | None:
                 _draw_life(axes, place, life, story.epochs_per_episode)
     for episode in range(first, newest + 2):
         axes.axvline(episode * story.epochs_per_episode, color="black", linewidth=0.4)
-    axes.set_yticks(range(len(lanes)), [f"env {env}  {slot_id}" for env, slot_id in lanes])
+    axes.set_yticks(range(len(lanes)), [clean(f"env {env}  {slot_id}") for env, slot_id in lanes])
     axes.set(xlabel=EPOCHS, ylim=(len(lanes) - 0.4, -0.6))
     axes.set_xlim(first * story.epochs_per_episode, (newest + 1) * story.epochs_per_episode)
     handles = [axes.barh(-9, 0, color=color) for color in STAGE_COLORS.values()]
@@ -175,10 +190,16 @@ def _panel(axes: Any, x: Sequence[int], label: str, curves: Mapping[str, Sequenc
         axes.legend(loc="best", fontsize=7)
 
 
+def _band(axes: Any, x: Sequence[int], low: Sequence[float], high: Sequence[float], color: str, label: str) -> None:
+    """The range around a curve; that of a single round has no width, so its edge is drawn."""
+    edge = 6.0 if len(x) == 1 else 0.0
+    axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=edge, label=label)
+
+
 def _line(axes: Any, x: Sequence[int], values: Iterable[float | None], color: str, label: str) -> None:
     """One curve; what was not measured is a gap, and a single point is still seen."""
     y = [float("nan") if value is None else value for value in values]
-    axes.plot(x, y, color=color, label=label, linewidth=1.4, marker="." if len(y) < 30 else None, markersize=4)
+    axes.plot(x, y, color=color, label=clean(label), linewidth=1.4, marker="." if len(y) < 30 else None, markersize=4)
 
 
 def _figure(height: float) -> Figure:
@@ -197,7 +218,7 @@ def _svg(figure: Figure) -> str:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.get_xlabel() in COUNTS:
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for text in figure.findobj(Text):  # names of slots and heads are names: a dollar sign begins no formula
         text.set_parse_math(False)
     out = BytesIO()

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import structs
 
 from esper.karn import charts
-from esper.karn.console import describe
+from esper.karn.console import clean, describe
 from esper.karn.finding import State
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.process import read_heartbeat
@@ -89,9 +89,14 @@ def _render(**values: object) -> str:
     except ImportError:
         raise ImportError("reports need Jinja2: pip install 'esper[runs]'") from None
     page = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    # Everything in a log is text of unknown origin, so everything is escaped.
-    world = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    # Everything in a log is text of unknown origin, so everything is escaped, and nothing turns lines around.
+    world = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=_printable)
     return world.from_string(page).render(values)
+
+
+def _printable(value: object) -> object:
+    """What the page is given; what it makes itself is markup already, and left alone."""
+    return "\n".join(map(clean, value.split("\n"))) if type(value) is str else value
 
 
 def _picture(svg: str | None) -> str | None:
