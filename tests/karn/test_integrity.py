@@ -128,6 +128,39 @@ def test_a_gap_is_sound_exactly_if_the_log_explains_it(counts: dict[str, int], s
     assert found.complete is sound, found.problems
 
 
+def log_with_a_gap(folder: Path, told: list[range], *, lost: int) -> None:
+    """A run that lost events from seq 1 on, and what it tells about that."""
+    log = LogWriter(folder)
+    log.emit(T.RUN_STARTED, started())
+    log.seq += lost
+    for seqs in told:
+        drop = events_dropped(counts={"ACTION_TAKEN": len(seqs)}, first_seq=seqs.start, last_seq=seqs.stop - 1)
+        log.emit(T.EVENTS_DROPPED, drop)
+    log.emit(T.RUN_ENDED, ended())
+    write_manifest(folder)
+
+
+def test_a_gap_that_is_explained_in_part_is_not_explained(tmp_path: Path) -> None:
+    log_with_a_gap(tmp_path, [range(1, 3)], lost=3)
+    (problem,) = check_run(tmp_path).problems
+    assert problem == "seq 1 to 3 are missing, and EVENTS_DROPPED does not explain all of them"
+
+
+def test_a_loss_that_is_told_twice_does_not_explain_another(tmp_path: Path) -> None:
+    log_with_a_gap(tmp_path, [range(1, 3), range(1, 3)], lost=4)
+    (problem,) = check_run(tmp_path).problems
+    assert problem.startswith("EVENTS_DROPPED reports seq 1 twice")
+
+
+def test_an_end_that_something_follows_is_no_end(tmp_path: Path) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.emit(T.RUN_ENDED, ended())
+    write_round(log, 0)
+    write_manifest(tmp_path)
+    assert check_run(tmp_path).problems == ("no end marker: the last event is not RUN_ENDED",)
+
+
 @given(lost=st.sets(st.integers(1, 60)), told=st.sets(st.integers(1, 60)))
 def test_any_gaps_are_sound_exactly_if_every_loss_is_told(
     lost: set[int], told: set[int], tmp_path_factory: pytest.TempPathFactory

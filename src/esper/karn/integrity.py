@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -162,6 +163,10 @@ def _unexplained(gaps: Sequence[range], drops: Sequence[EventsDropped]) -> Itera
         if missing != reported:
             span = f"seq {drop.first_seq} to {drop.last_seq}"
             yield f"EVENTS_DROPPED reports {reported} lost events in {span}, but {missing} are missing there"
+    in_order = sorted(drops, key=lambda drop: drop.first_seq)
+    for drop, later in pairwise(in_order):
+        if later.first_seq <= drop.last_seq:
+            yield f"EVENTS_DROPPED reports seq {later.first_seq} twice, so other gaps may lack an explanation"
     for gap, covered in zip(gaps, explained, strict=True):
         if covered < gap.stop - gap.start:
             yield f"seq {gap.start} to {gap.stop - 1} are missing, and EVENTS_DROPPED does not explain all of them"
