@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
 pytest.importorskip("jinja2", reason="reports need the extra `runs`")
 
+from esper.karn import report
 from esper.karn.charts import BLUE, GREEN, ORANGE, PINK, VERMILION, YELLOW
 from esper.karn.report import make_report
 from esper.leyline import Severity
@@ -170,6 +171,14 @@ def test_a_run_that_goes_on_is_not_damaged(tmp_path: Path) -> None:
     write_manifest(tmp_path)
     assert opening(tmp_path)[1].startswith("steady")
     assert "Nothing is damaged, but the run has no end marker yet." in words_of(tmp_path)
+
+
+def test_of_many_warnings_the_newest_are_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "MAX_WARNINGS", 1)
+    words = words_of(run)
+    assert "The newest 1 of 2." in words
+    assert "ANOMALY_DETECTED" in words
+    assert "GOVERNOR_STATE_CHANGED" not in words
 
 
 def test_a_traceback_can_be_read(tmp_path: Path) -> None:

@@ -209,6 +209,17 @@ def test_rounds_that_were_repeated_after_a_crash_appear_once(tmp_path: Path) -> 
         assert any("events.jsonl at byte" in problem for problem in problems)
 
 
+def test_a_run_that_goes_on_after_its_end_has_no_status_yet(tmp_path: Path) -> None:
+    first = LogWriter(tmp_path)
+    first.emit(T.RUN_STARTED, started())
+    first.emit(T.RUN_ENDED, ended(status="interrupted"))
+    first.rotate()
+    second = LogWriter(tmp_path, attempt=1, first_seq=first.seq)
+    second.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
+    with RunDatabase([tmp_path]) as database:
+        assert ask(database, "select attempt, status from runs").rows == ((1, None),)
+
+
 def test_several_runs_stay_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rounds=2, run="20260101-000000-aaaaaa")
     write_run(tmp_path / "b", rounds=3, run="20260101-000000-bbbbbb")
