@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper.karn import integrity
 from esper.karn.integrity import check_run
+from esper.karn.replay import read_manifest
+from esper.leyline import RunManifest
 from tests.karn.logs import RUN_ID, LogWriter, T, ended, events_dropped, started, write_manifest, write_round
 
 
@@ -126,6 +129,21 @@ def test_a_gap_is_sound_exactly_if_the_log_explains_it(counts: dict[str, int], s
     found = check_run(tmp_path)
     assert found.num_missing_seq == 3
     assert found.complete is sound, found.problems
+
+
+def test_a_rotation_during_the_check_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    write_round(log, 0)
+    write_manifest(tmp_path)
+
+    def read_after_rotation(run_dir: Path) -> RunManifest:
+        log.rotate()
+        write_manifest(tmp_path)
+        return read_manifest(run_dir)
+
+    monkeypatch.setattr(integrity, "read_manifest", read_after_rotation)
+    assert check_run(tmp_path).damage == ()
 
 
 def log_with_a_gap(folder: Path, told: list[range], *, lost: int) -> None:

@@ -188,7 +188,7 @@ def contradictions(run_dir: Path) -> tuple[str, ...]:
             return ()
         if manifest.v > SCHEMA_VERSION:
             return (f"it has version {manifest.v}, this Esper writes {SCHEMA_VERSION}",)
-        return tuple(_against_entries(_entries(manifest), files))
+        return tuple(_against_entries(run_dir, _entries(manifest), files))
 
 
 def _against_manifest(run_dir: Path, files: Sequence[LogFile], run: str | None) -> Iterator[str]:
@@ -203,7 +203,7 @@ def _against_manifest(run_dir: Path, files: Sequence[LogFile], run: str | None) 
     if run is not None and manifest.run != run:
         yield f"{MANIFEST_FILE} is of run {manifest.run}, the log of run {run}"
     listed = _entries(manifest)
-    yield from _against_entries(listed, files)
+    yield from _against_entries(run_dir, listed, files)
     for file in files:
         if file.name not in listed and file.name != EVENTS_FILE:
             yield f"{file.name} is not in {MANIFEST_FILE}; make it again with --rebuild"
@@ -215,13 +215,23 @@ def _entries(manifest: RunManifest) -> Mapping[str, SegmentEntry]:
     return closed if manifest.active is None else closed | {EVENTS_FILE: manifest.active}
 
 
-def _against_entries(listed: Mapping[str, SegmentEntry], files: Sequence[LogFile]) -> Iterator[str]:
+def _against_entries(run_dir: Path, listed: Mapping[str, SegmentEntry], files: Sequence[LogFile]) -> Iterator[str]:
     there = {file.name: file for file in files}
     for name, entry in listed.items():
-        if name not in there:
+        file = there.get(name) or _renamed(run_dir / name, files)
+        if file is None:
             yield f"{name} is in {MANIFEST_FILE} but not on disk"
         else:
-            yield from _against_entry(there[name], entry)
+            yield from _against_entry(file, entry)
+
+
+def _renamed(path: Path, files: Sequence[LogFile]) -> LogFile | None:
+    """The active file, if a rotation has given it this name since it was opened."""
+    try:
+        inode = path.stat().st_ino
+    except FileNotFoundError:
+        return None
+    return next((file for file in files if file.inode == inode), None)
 
 
 def _against_entry(file: LogFile, entry: SegmentEntry) -> Iterator[str]:
