@@ -50,7 +50,12 @@ def shown(*events: LoggedEvent, **options: Any) -> str:
 def test_away_from_a_terminal_every_round_is_a_line() -> None:
     text = shown(
         logged(T.RUN_STARTED, started(), seq=0),
-        logged(T.ROUND_COMPLETED, round_completed(committed_accuracy_pct=61.25, num_rollbacks=2), seq=1, round=0),
+        logged(
+            T.ROUND_COMPLETED,
+            round_completed(committed_accuracy_pct=61.25, num_rollbacks=2, duration_s=5.0),
+            seq=1,
+            round=0,
+        ),
         logged(T.ROUND_COMPLETED, round_completed(committed_accuracy_pct=None), seq=2, round=1),
         opening=("digits: what it is", "run [a]"),
     )
@@ -58,6 +63,7 @@ def test_away_from_a_terminal_every_round_is_a_line() -> None:
     assert (opening, where) == ("digits: what it is", "run [a]"), "brackets are no markup"
     assert first.startswith("ppo round 1/4  committed 61.2 %")
     assert "rollbacks 2" in first
+    assert "5.0 s  about 15 s left" in first
     assert first.endswith("steady"), "the verdict in a word"
     assert "round 2/4  committed not measured" in second
 

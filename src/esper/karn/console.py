@@ -125,7 +125,7 @@ def _progress(view: RunView, state: State) -> str:
     last = progress.last_round
     if progress.ended is None and state is not State.DIED and last is not None:
         left_s = (begun.num_rounds - progress.rounds.num_seen) * last.data.duration_s
-        text += f", {last.data.duration_s:.1f} s each, about {_duration(left_s)} left"
+        text += f", {last.data.duration_s:.1f} s each, about {duration(left_s)} left"
     if view.machine.profile is not None:
         text += f", {view.machine.profile.data.env_steps_per_s:.1f} env steps/s"
     return text
@@ -241,6 +241,7 @@ def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time in words: seconds while they matter, then hours and minutes."""
     minutes = round(seconds) // 60
     return f"{round(seconds)} s" if minutes < 2 else f"{minutes // 60} h {minutes % 60} min"

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from esper.karn.console import STYLES, clean, describe
+from esper.karn.console import STYLES, clean, describe, duration
 from esper.karn.fold import ATTENTION, fold
 from esper.karn.verdict import Verdict, verdict
 from esper.karn.view import EMPTY, RunView
@@ -207,7 +207,7 @@ class LiveConsole:
             self._say(
                 Text(
                     f"{self._label} round {done}/{self._rounds}  {self._facts}  "
-                    f"{data.duration_s:.1f} s  about {left_s / 60:.0f} min left  {self._verdict.state.value}"
+                    f"{data.duration_s:.1f} s  about {duration(left_s)} left  {self._verdict.state.value}"
                 )
             )
 
