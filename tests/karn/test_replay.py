@@ -243,6 +243,13 @@ def test_a_follower_starts_afresh_when_a_new_attempt_takes_over(tmp_path: Path) 
     assert view.log.num_missing == 0
 
 
+def test_of_a_folder_with_many_runs_only_the_last_are_named(tmp_path: Path) -> None:
+    for number in range(12):
+        LogWriter(tmp_path / f"run{number:02}").emit(T.RUN_STARTED, started())
+    with pytest.raises(ValueError, match=r"Runs inside it: 12, the last \S+/run07, .*/run11$"):
+        find_run(tmp_path)
+
+
 def test_paths_that_are_no_runs_are_refused_with_advice(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "one")
     write_run(tmp_path / "runs" / "two")

@@ -23,6 +23,8 @@ from esper.leyline import LoggedEvent, RunManifest, record, segment_position
 from esper.leyline.rundir import EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
 
 _MANIFEST = RecordDecoder(RunManifest)
+MAX_NAMED = 5
+"""Runs that an error names; a folder may hold hundreds."""
 
 
 @record
@@ -50,7 +52,10 @@ def find_run(folder: Path) -> Path:
         return folder
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; expected a run directory with {EVENTS_FILE} or {SEGMENTS_DIR}/")
-    below = ", ".join(str(run) for run in _runs_in(folder)) or "none"
+    runs = _runs_in(folder)
+    below = ", ".join(map(str, runs[-MAX_NAMED:])) or "none"
+    if len(runs) > MAX_NAMED:
+        below = f"{len(runs)}, the last {below}"
     raise ValueError(f"{folder} holds no event log ({EVENTS_FILE} or {SEGMENTS_DIR}/). Runs inside it: {below}")
 
 
