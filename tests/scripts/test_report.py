@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
 pytest.importorskip("jinja2", reason="reports need the extra `runs`")
 
+from esper.nissa import files
 from esper.scripts.cli import main
 from tests.karn.logs import RUN_ID, write_run
 
@@ -49,6 +52,25 @@ def test_a_disk_that_is_full_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert stopped.value.code == 6
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("esper: error: cannot write /dev/full: No space left on device")
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", rounds=1)
+    (tmp_path / "mine.html").write_text("the old one")
+
+    def half(fd: int, content: bytes) -> None:
+        os.write(fd, content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_all", half)
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "mine.html")])
+    assert stopped.value.code == 6
+    assert "No space left on device" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.html", "run"]
+    assert (tmp_path / "mine.html").read_text() == "the old one"
 
 
 def test_names_with_brackets_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
-    """Puts `content` in place of a file in one step.
+    """Puts `content` in place of a file in one step. If that fails, the old file is there and nothing else is.
 
     Args:
         path: The file; a temporary one is made beside it.
@@ -16,14 +17,19 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
         durable: True to survive a loss of power, at the price of two syncs.
     """
     temporary = os.path.join(path.parent, f".{path.name}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        write_all(fd, content)
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(temporary, path)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            write_all(fd, content)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
     if durable:
         sync_directory(path.parent)
 

@@ -26,7 +26,7 @@ def report_command(
     """
     from esper.karn.replay import find_run
     from esper.karn.report import make_report
-    from esper.nissa.files import free_bytes
+    from esper.nissa.files import free_bytes, replace_file
 
     find_run(run)
     target = run / REPORT_FILE if out is None else out
@@ -34,9 +34,12 @@ def report_command(
         raise ValueError(f"cannot write {target}: it is a folder; name a file, such as {target / REPORT_FILE}")
     if not target.parent.is_dir():
         raise ValueError(f"cannot write {target}: {target.parent} is not a folder")
-    page = make_report(run, time.time())
+    page = make_report(run, time.time()).encode()
     try:
-        target.write_text(page, encoding="utf-8")
+        if target.exists() and not target.is_file():
+            target.write_bytes(page)  # a device or a pipe
+        else:
+            replace_file(target, page, durable=False)
     except OSError as error:  # while writing, it does not say where
         raise StorageError(str(target), error, needed_bytes=len(page), free_bytes=free_bytes(target.parent)) from error
     plain_console(soft_wrap=True, highlight=False).print(f"Wrote {target} ({len(page) / 1000:.0f} kB)")
