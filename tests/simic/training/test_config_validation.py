@@ -83,6 +83,7 @@ def test_impossible_combinations_name_the_remedy():
         TrainingConfig(envs=4, workers=8)
     with pytest.raises(ValueError, match="Lower --minibatches or raise --envs"):
         TrainingConfig(envs=2)
+    assert TrainingConfig(envs=2, controller="heuristic").envs == 2, "a rule has no minibatches"
     with pytest.raises(ValueError, match="inline has one worker"):
         TrainingConfig(worker_kind="inline", workers=2)
     with pytest.raises(ValueError, match="needs a calibrated scale"):

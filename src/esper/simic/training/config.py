@@ -188,7 +188,7 @@ class TrainingConfig:
             )
         if self.workers is not None and self.workers > 1 and self.worker_kind == "inline":
             raise ValueError(f"worker_kind=inline has one worker, got workers={self.workers}. Drop one of the two")
-        if self.minibatches > self.envs:
+        if self.controller == LEARNED and self.minibatches > self.envs:
             raise ValueError(
                 f"envs={self.envs} but minibatches={self.minibatches}: a minibatch holds whole envs. "
                 "Lower --minibatches or raise --envs"
