@@ -72,7 +72,7 @@ def test_away_from_a_terminal_every_round_is_a_line() -> None:
 def test_every_warning_is_a_line(severity: Severity) -> None:
     event = logged(T.ANOMALY_DETECTED, anomaly(), severity, seq=0, round=2, episode=2, env=1, epoch=3)
     (line,) = shown(event).splitlines()
-    assert line.startswith(f"ppo round 3 env 1: {severity.value} ANOMALY_DETECTED: entered")
+    assert line.startswith(f"ppo round 3/4 env 1: {severity.value} ANOMALY_DETECTED: entered")
 
 
 def test_what_the_command_itself_says_is_not_said_twice() -> None:

@@ -223,7 +223,7 @@ class LiveConsole:
         return clean(f"{self._label} {round_now}/{self._rounds}")
 
     def _now(self, line: LoggedEvent) -> str:
-        return "-" if line.round is None else str(line.round + 1)
+        return "-" if line.round is None else f"{line.round + 1}/{self._rounds}"
 
     def _say(self, text: Text) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)

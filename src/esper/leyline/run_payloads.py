@@ -79,7 +79,7 @@ class RunEnded:
     final_accuracy_pct: float | None
     """`accuracy_mean_pct` of the last round."""
     wall_s: float
-    """Of this attempt."""
+    """Of this attempt, what comes before its first round included: data, calibration, workers."""
     num_dropped_total: int
     """Events lost in this attempt."""
 
