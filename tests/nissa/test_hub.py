@@ -181,6 +181,15 @@ def test_a_breach_raises_in_strict_mode_and_is_counted_otherwise(
     assert [line["data"]["reason"] for line in read_lines(tmp_path / "lax" / EVENTS_FILE)] == ["invalid"]
 
 
+def test_a_complaint_that_nobody_can_hear_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have been started without standard error."""
+    with open_hub(tmp_path) as hub:
+        monkeypatch.setattr(sys, "stderr", None)
+        hub.emit(trend(round=None))
+        hub.emit(trend())
+    assert [line["type"] for line in read_lines(tmp_path / EVENTS_FILE)] == ["TREND_DETECTED", "EVENTS_DROPPED"]
+
+
 def test_a_flush_explains_what_only_the_writer_found_to_be_unusable(tmp_path: Path) -> None:
     """A checkpoint that is taken now must not count an event whose loss nothing on disk explains."""
     unwritable = ended()

@@ -90,6 +90,26 @@ def test_a_reader_that_has_had_enough_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+OPENING = """
+import os
+from esper.scripts import cli
+
+def command():
+    print("said to nobody")
+    cli.sys.stderr.write("so is this")
+    raise SystemExit(os.open(os.devnull, os.O_RDONLY))
+
+cli.COMMANDS["tasks"] = command
+cli.main(["tasks"])
+"""
+
+
+def test_no_file_gets_the_place_of_a_standard_stream_that_was_closed() -> None:
+    """A log there would take whatever a library writes to standard error."""
+    command = f"{sys.executable} -c '{OPENING}' <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", command]).returncode == 3
+
+
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def command() -> None:
         raise KeyError("ours")

@@ -48,8 +48,8 @@ __all__ = ["MAX_HELD", "URGENT", "TelemetryHub", "complain"]
 
 
 def complain(message: str) -> None:
-    """One line for the person at the terminal."""
-    with contextlib.suppress(OSError, ValueError):
+    """One line for the person at the terminal, if there is one: a process may have no standard error at all."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"esper: {message}\n")
         sys.stderr.flush()
 

@@ -93,6 +93,7 @@ REMEDIES: Mapping[int, str] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one subcommand. What a person can mend is one line and an exit code; ESPER_DEBUG=1 adds the traceback."""
+    _open_missing_streams()
     _write_any_character()
     try:
         _parse(sys.argv[1:] if argv is None else argv)()
@@ -108,6 +109,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
         raise SystemExit(ExitCode.INTERRUPTED) from None
+
+
+def _open_missing_streams() -> None:
+    """Gives a process that was started without standard streams (`>&-`) silent ones.
+
+    The next file it opens would get the free descriptor: an event log that is standard error to every library.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _write_any_character() -> None:
