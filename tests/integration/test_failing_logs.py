@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 
@@ -67,8 +68,9 @@ def test_a_disk_that_is_full_for_a_while_costs_only_what_may_be_lost(tmp_path, u
     assert done.returncode == 3, done.stderr
     assert "the event log cannot be written (OSError: [Errno 28] No space left on device)" in done.stderr
     assert "not saved: the event log cannot be made durable" in done.stderr
-    assert "Done. Everything is in" in done.stdout
+    assert "Done. All but a part of the event log is in" in done.stdout
     run = tmp_path / "a"
+    assert f"esper: {run}: the event log is not complete; lost: " in done.stderr
     found = check_run(run)
     assert found.problems == ()
     assert 0 < found.num_missing_seq == found.num_dropped
@@ -88,6 +90,7 @@ def test_a_log_that_stays_forbidden_ends_with_its_own_exit_code_and_can_be_made_
     assert done.returncode == 3, done.stderr
     assert "PermissionError: [Errno 13] Permission denied" in done.stderr
     assert "Traceback" not in done.stderr
+    assert f"esper: {run}: the event log is not complete; " in done.stderr
     assert f"round {ROUNDS}/{ROUNDS}" in done.stdout, "training itself finishes"
     kept = max(saved(run))
     assert 0 < kept < ROUNDS
@@ -101,3 +104,10 @@ def test_a_log_that_stays_forbidden_ends_with_its_own_exit_code_and_can_be_made_
     assert "Done." in capsys.readouterr().out
     assert check_run(run).problems == ()
     assert training_facts(run) == training_facts(undisturbed)
+
+
+def test_a_run_without_standard_streams_is_told_in_its_log_alone(tmp_path):
+    command = [sys.executable, "-m", "esper.scripts.train", *RUN, "--rounds", "1", "--runs", str(tmp_path)]
+    done = subprocess.run(["bash", "-c", f"{shlex.join(command)} <&- >&- 2>&-"], timeout=200, check=False)
+    assert done.returncode == 0
+    assert check_run(tmp_path / "a").complete

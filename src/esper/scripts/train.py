@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from esper.leyline import ExitCode
 from esper.leyline.rundir import DEFAULT_GROUP
 from esper.scripts.train_flags import (
     Machine,
@@ -172,7 +173,8 @@ def _last_words(start: Start, finish: Finish) -> str:
     if done < start.config.rounds:
         when = "" if done else " before the first round"
         return f"Stopped{when}. Go on with: esper train --resume {path}"
-    return f"Done. Everything is in {path}"
+    kept = "All but a part of the event log" if finish.exit_code is ExitCode.LOG_INCOMPLETE else "Everything"
+    return f"Done. {kept} is in {path}"
 
 
 def _side(word: str, base: str | None, config_json: Path | None, changes: dict[str, Any]) -> tuple[str, TrainingConfig]:

@@ -6,10 +6,9 @@ asked for, any loss and any error. An error that is over by the boundary, with n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from esper.nissa import Hub, complain
-from esper.nissa.reports import HubHealth
 from esper.simic.training.keeper import FLUSH_TIMEOUT_S
 from esper.simic.training.vectorized_trainer import StopRequest
 
@@ -35,7 +34,7 @@ class LogWatch:
                 self._hub.flush(FLUSH_TIMEOUT_S, fsync=True)  # what failed a while ago may work by now
             health = self._hub.health()
             if health.must_stop:
-                self.reason = _what_is_lost(health)
+                self.reason = what_is_lost(health.num_held, health.num_dropped, health.log_error)
                 complain(f"stopping after this round: {self.reason}")
         return self._stop.after_round or self.reason is not None
 
@@ -53,12 +52,19 @@ class LogWatch:
         self._stop.watch(cancel)
 
 
-def _what_is_lost(health: HubHealth) -> str:
-    lost = ", ".join(f"{count} {kind}" for kind, count in sorted(health.num_dropped.items()))
+def what_is_lost(num_unwritten: int, num_dropped: Mapping[str, int], error: str | None) -> str:
+    """In one line: what a log lacks, and why as far as the hub knows.
+
+    Args:
+        num_unwritten: Events that are still in memory.
+        num_dropped: Lost events by type.
+        error: Of the log, if there is one.
+    """
+    lost = ", ".join(f"{count} {kind}" for kind, count in sorted(num_dropped.items()))
     parts = [
         "the event log is not complete",
-        f"{health.num_held} events wait for it" if health.num_held else "",
+        f"{num_unwritten} events are not written" if num_unwritten else "",
         f"lost: {lost}" if lost else "",
-        "" if health.log_error is None else health.log_error.strip().splitlines()[-1],
+        "" if error is None else error.strip().splitlines()[-1],
     ]
     return "; ".join(filter(None, parts))

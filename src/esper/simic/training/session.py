@@ -22,8 +22,8 @@ from esper.leyline import (
 )
 from esper.leyline.rundir import CONFIG_FILE, DEFAULT_GROUP
 from esper.nissa import Backend, Hub, TelemetryHub, complain
-from esper.nissa.backends import BackendReport
 from esper.nissa.files import free_bytes
+from esper.nissa.reports import HubReport
 from esper.nissa.segments import read_manifest
 from esper.simic.telemetry.opening import open_hub
 from esper.simic.training import storage
@@ -31,7 +31,7 @@ from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, checkpo
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
 from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
-from esper.simic.training.log_watch import LogWatch
+from esper.simic.training.log_watch import LogWatch, what_is_lost
 from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.run_dir import RunDir, create_run, open_run
 from esper.simic.training.run_state import RunState
@@ -233,7 +233,7 @@ def sitting(
             wall_s = time.monotonic() - started
             _end(hub, problem, None if seat is None else seat.trainer, wall_s, watch.reason)
             report = hub.close(CLOSE_TIMEOUT_S)
-            _tell_losses(report.backends)
+            _tell_losses(start.run.path, report)
             if seat is not None:
                 seat.log_complete = report.complete and watch.reason is None
 
@@ -283,10 +283,13 @@ def _keeper(start: Start, attempt: int, hub: Hub) -> CheckpointKeeper:
     )
 
 
-def _tell_losses(listeners: Mapping[str, BackendReport]) -> None:
-    for name, report in listeners.items():
-        if report.num_lost:
-            complain(f"{name} missed {report.num_lost:,} events ({report.error or 'too slow'}). The log has everything")
+def _tell_losses(path: Path, report: HubReport) -> None:
+    if not report.complete:
+        complain(f"{path}: {what_is_lost(report.num_unwritten, report.num_dropped, report.log_error)}")
+    for name, listener in report.backends.items():
+        if listener.num_lost:
+            why = listener.error or "too slow"
+            complain(f"{name} missed {listener.num_lost:,} events ({why}). The log has everything")
 
 
 def _recorder(start: Start, keeper: CheckpointKeeper, hub: Hub) -> RunRecorder:
