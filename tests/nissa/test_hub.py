@@ -164,6 +164,21 @@ def test_any_mix_of_losses_is_explained_to_the_number(
     assert [line["seq"] for line in lines] == sorted(line["seq"] for line in lines)
 
 
+def test_losses_for_different_reasons_are_explained_apart(tmp_path: Path) -> None:
+    hub = open_hub(tmp_path, queue_capacity=1, flush_interval_s=60.0)
+    idle = stall(hub)
+    for event in (trend(), trend(), trend(round=None), trend(round=None), trend()):
+        hub.emit(event)
+    idle.set()
+    hub.close()
+    drops = [line["data"] for line in read_lines(tmp_path / EVENTS_FILE) if line["type"] == "EVENTS_DROPPED"]
+    assert [(drop["reason"], drop["first_seq"], drop["last_seq"]) for drop in drops] == [
+        ("queue_full", 1, 1),
+        ("invalid", 2, 3),
+        ("queue_full", 4, 4),
+    ]
+
+
 def test_a_breach_raises_in_strict_mode_and_is_counted_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

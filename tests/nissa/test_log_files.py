@@ -154,6 +154,112 @@ def test_a_chunk_that_failed_half_way_leaves_nothing(
     assert (tmp_path / EVENTS_FILE).read_bytes() == line(0) + line(1) + line(2)
 
 
+def test_half_a_line_that_could_not_be_cut_off_at_once_is_cut_off_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(tmp_path, begin_attempt(tmp_path, run_id="r"), rotate_bytes=10_000)
+    log.append(line(0), [0])
+
+    def half(fd: int, content: bytes) -> None:
+        os.write(fd, content[:7])
+        raise OSError(5, "Input/output error")
+
+    def refuse(fd: int, length: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl_module, "write_all", half)
+        patch.setattr(os, "ftruncate", refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                log.append(line(1), [1])
+    log.append(line(1), [1])
+    log.close()
+    assert (tmp_path / EVENTS_FILE).read_bytes() == line(0) + line(1)
+
+
+def test_parts_are_numbered_anew_in_every_attempt(tmp_path: Path) -> None:
+    for attempt in range(2):
+        log = LogFile(tmp_path, begin_attempt(tmp_path, run_id="r", first_seq=3 * attempt), rotate_bytes=10)
+        for seq in range(3 * attempt, 3 * attempt + 3):
+            log.append(line(seq, attempt), [seq])
+        log.close()
+    closed = begin_attempt(tmp_path, first_seq=6).segments
+    assert [entry.name for entry in closed] == [
+        f"a00{attempt}-p000{part}.jsonl" for attempt in (0, 1) for part in range(3)
+    ]
+    for entry in closed:
+        assert_true(tmp_path, entry)
+
+
+# ---- what survives a loss of power
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> list[str]:
+    """What is made durable or renamed from now on, by its name in the run directory."""
+    calls: list[str] = []
+    fsync, rename, replace_path = os.fsync, Path.rename, os.replace
+
+    def inside(path: str | Path) -> str:
+        return str(Path(path).relative_to(run_dir))
+
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: calls.append(f"fsync {inside(os.readlink(f'/proc/self/fd/{fd}'))}") or fsync(fd)
+    )
+    monkeypatch.setattr(Path, "rename", lambda self, to: calls.append(f"rename {inside(self)}") or rename(self, to))
+    monkeypatch.setattr(
+        os, "replace", lambda old, new: calls.append(f"replace {inside(new)}") or replace_path(old, new)
+    )
+    return calls
+
+
+DURABLE_MANIFEST = ["fsync segments", "fsync .manifest.json.tmp", "replace manifest.json", "fsync ."]
+CLOSING = ["fsync events.jsonl", "rename events.jsonl", *DURABLE_MANIFEST]
+
+
+def test_a_full_file_is_durable_before_the_manifest_speaks_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(tmp_path, begin_attempt(tmp_path, run_id="r"), rotate_bytes=10)
+    log.append(line(0), [0])
+    calls = calls_of(monkeypatch, tmp_path)
+    log.append(line(1), [1])
+    log.close()
+    assert calls == CLOSING
+
+
+def test_what_an_earlier_start_left_is_durable_before_the_manifest_speaks_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_attempt(tmp_path, run_id="r")
+    (tmp_path / EVENTS_FILE).write_bytes(line(0))
+    calls = calls_of(monkeypatch, tmp_path)
+    begin_attempt(tmp_path, first_seq=1)
+    assert calls == CLOSING
+
+
+def test_the_last_word_on_a_log_is_said_after_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = open_hub(tmp_path)
+    calls = calls_of(monkeypatch, tmp_path)
+    hub.emit(trend())
+    hub.close()
+    assert [call for call in calls if "status" not in call] == ["fsync events.jsonl", *DURABLE_MANIFEST]
+
+
+def test_a_log_that_could_not_be_made_durable_gets_no_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = open_hub(tmp_path)
+    hub.emit(trend())
+
+    def refuse(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    report = hub.close()
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert (manifest.active, report.complete) == (None, False)
+
+
 def test_a_rotation_that_failed_half_way_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LogFile(tmp_path, begin_attempt(tmp_path, run_id="r"), rotate_bytes=10)
     log.append(line(0), [0])
