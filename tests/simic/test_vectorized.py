@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from esper.karn.integrity import check_run
+from esper.nissa import set_hub
 from esper.simic import train_ppo_vectorized
 from esper.simic.client import FixedClient, SimicClient
 from esper.simic.training import vectorized
@@ -16,6 +18,7 @@ from esper.simic.training.vectorized import check_controller, open_trainer, work
 from esper.simic.training.vectorized_trainer import NeverStop
 from esper.tolaria.governor import RollbackLimitReached
 from tests.simic.training.runs import TINY, Listening
+from tests.telemetry.logs import events_of, open_log
 
 
 def test_a_policy_is_trained_and_its_rounds_are_summed_up():
@@ -26,6 +29,40 @@ def test_a_policy_is_trained_and_its_rounds_are_summed_up():
     assert history[-1].num_episodes_total == 4
     assert history[-1].num_env_steps_total == 16
     assert all(row.update_performed and row.ppo for row in history)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """The log of the process."""
+    with open_log(tmp_path, strict=True) as hub:
+        set_hub(hub)
+        yield hub
+        set_hub(None)
+
+
+def test_a_log_of_the_process_is_told_the_whole_run(log):
+    _, history = train_ppo_vectorized(TINY)
+    assert log.close().complete
+    assert check_run(log.run_dir).problems == ()
+    first, *_, last = events_of(log.run_dir)
+    assert (first["type"], last["type"]) == ("RUN_STARTED", "RUN_ENDED")
+    assert (last["data"]["status"], last["data"]["num_rounds_total"]) == ("completed", 2)
+    assert last["data"]["final_accuracy_pct"] == history[-1].accuracy_mean_pct
+    assert len(events_of(log.run_dir, "ROUND_COMPLETED")) == 2
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyError("ours"), "failed"), (KeyboardInterrupt(), "interrupted")])
+def test_a_log_of_the_process_is_told_how_a_run_was_broken_off(log, monkeypatch, error, status):
+    def broken(self):
+        raise error
+
+    monkeypatch.setattr(SimicClient, "update", broken)
+    with pytest.raises(type(error)):
+        train_ppo_vectorized(TINY)
+    log.close()
+    (end,) = events_of(log.run_dir, "RUN_ENDED")
+    assert (end["data"]["status"], end["data"]["num_rounds_total"]) == (status, 0)
+    assert end["data"]["error_type"] == ("KeyError" if status == "failed" else None)
 
 
 def test_overrides_are_checked_like_the_configuration():

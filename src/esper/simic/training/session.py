@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from esper.leyline import (
     BatchSummary,
     ExitCode,
     RunBusy,
-    RunEnded,
-    Severity,
     StorageError,
-    TelemetryEventType,
-    make_event,
 )
 from esper.leyline.rundir import CONFIG_FILE, DEFAULT_GROUP
 from esper.nissa import Backend, Hub, TelemetryHub, complain
@@ -29,6 +23,7 @@ from esper.simic.telemetry.opening import open_hub
 from esper.simic.training import storage
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
+from esper.simic.training.end_marker import EndMarker
 from esper.simic.training.identity import NOT_PROMISED, identity, identity_differences
 from esper.simic.training.keeper import CheckpointKeeper, find_checkpoint
 from esper.simic.training.log_watch import LogWatch, what_is_lost
@@ -42,7 +37,6 @@ from esper.tolaria.messages import StepCancelled
 
 CLOSE_TIMEOUT_S = 10.0
 """Most time that the log and its exporters get to end; an upload may need some of it."""
-TRACEBACK_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,23 +209,18 @@ def sitting(
         attempt, hub = _open_hub(start, listeners)
         watch = LogWatch(stop, hub)
         seat: Seat | None = None
-        problem: BaseException | None = None
-        started = time.monotonic()
         try:
-            keeper = _keeper(start, attempt, hub)
-            recorder = _recorder(start, keeper, hub)
-            cache = start.run.path.parent / CALIBRATIONS_DIR
-            with open_trainer(
-                start.config, recorder, watch, data_dir=data_dir, cache=cache, saved=start.saved
-            ) as trainer:
-                seat = Seat(trainer=trainer, keeper=keeper)
-                yield seat
-        except BaseException as error:
-            problem = error
-            raise
+            with EndMarker(hub, watch) as marker:
+                keeper = _keeper(start, attempt, hub)
+                recorder = _recorder(start, keeper, hub)
+                cache = start.run.path.parent / CALIBRATIONS_DIR
+                with open_trainer(
+                    start.config, recorder, watch, data_dir=data_dir, cache=cache, saved=start.saved
+                ) as trainer:
+                    marker.trainer = trainer
+                    seat = Seat(trainer=trainer, keeper=keeper)
+                    yield seat
         finally:
-            wall_s = time.monotonic() - started
-            _end(hub, problem, None if seat is None else seat.trainer, wall_s, watch.reason)
             report = hub.close(CLOSE_TIMEOUT_S)
             _tell_losses(start.run.path, report)
             if seat is not None:
@@ -307,39 +296,3 @@ def _recorder(start: Start, keeper: CheckpointKeeper, hub: Hub) -> RunRecorder:
         reads=AgentReads,
         folder=start.run.path,
     )
-
-
-def _end(
-    hub: Hub,
-    problem: BaseException | None,
-    trainer: VectorizedPPOTrainer | None,
-    wall_s: float,
-    log_trouble: str | None,
-) -> None:
-    """Tells the log how the sitting ended; `log_trouble` is why the log itself ended it, if it did."""
-    history = [] if trainer is None else trainer.history
-    status: Literal["completed", "failed", "interrupted"] = "failed"
-    if isinstance(problem, StepCancelled):
-        status, problem = "interrupted", None
-    elif problem is None and trainer is not None:
-        status = "completed" if trainer.next_round >= trainer.config.rounds else "interrupted"
-    tail = name = message = None
-    if problem is not None:
-        tail = "".join(traceback.format_exception(problem))[-TRACEBACK_CHARACTERS:]
-        name, message = type(problem).__name__, str(problem)
-    elif log_trouble is not None:
-        name, message = "LogIncomplete", log_trouble
-    payload = RunEnded(
-        status=status,
-        error_type=name,
-        error_message=message,
-        traceback_tail=tail,
-        num_rounds_total=len(history),
-        num_env_steps_total=0 if trainer is None else trainer.num_env_steps,
-        best_accuracy_pct=max((row.accuracy_best_pct for row in history), default=None),
-        final_accuracy_pct=history[-1].accuracy_mean_pct if history else None,
-        wall_s=wall_s,
-        num_dropped_total=sum(hub.health().num_dropped.values()),
-    )
-    severity = Severity.ERROR if status == "failed" else Severity.INFO
-    hub.emit(make_event(TelemetryEventType.RUN_ENDED, payload, severity))

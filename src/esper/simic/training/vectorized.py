@@ -28,6 +28,7 @@ from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
 from esper.simic.training.accounts import EpisodeAccounts, Pricing
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
+from esper.simic.training.end_marker import EndMarker
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.recorder import Origin, RunRecorder
@@ -73,7 +74,9 @@ def train_ppo_vectorized(
         origin=Origin(),
         reads=AgentReads,
     )
-    with open_trainer(config, recorder, LogWatch(NeverStop(), hub)) as trainer:
+    watch = LogWatch(NeverStop(), hub)
+    with open_trainer(config, recorder, watch) as trainer, EndMarker(hub, watch) as marker:
+        marker.trainer = trainer
         history = trainer.run()
     assert isinstance(trainer.client, SimicClient)
     return trainer.client.agent, history
