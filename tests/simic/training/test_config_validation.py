@@ -88,6 +88,10 @@ def test_impossible_combinations_name_the_remedy():
         TrainingConfig(worker_kind="inline", workers=2)
     with pytest.raises(ValueError, match="needs a calibrated scale"):
         TrainingConfig(reward_mode="basic", calibration_runs=0)
+    with pytest.raises(ValueError, match=r"level=off keeps none. Drop one of the two"):
+        TrainingConfig(require_complete=True, level="off")
+    with pytest.raises(ValueError, match=r"exporters=tensorboard show what is logged, but level=off logs nothing"):
+        TrainingConfig(exporters=("tensorboard",), level="off")
 
 
 def test_unknown_names_get_a_suggestion():

@@ -199,6 +199,9 @@ class TrainingConfig:
             raise ValueError(f"reward_mode={self.reward_mode} needs a calibrated scale. Raise --calibration-runs to 5")
         if self.require_complete and self.level == "off":
             raise ValueError("require_complete asks for a complete log, but level=off keeps none. Drop one of the two")
+        if self.exporters and self.level == "off":
+            named = ", ".join(self.exporters)
+            raise ValueError(f"exporters={named} show what is logged, but level=off logs nothing. Drop one of the two")
         if len(self.op_prior) != len(OPS):
             raise ValueError(f"op_prior must have {len(OPS)} logits, got {len(self.op_prior)}")
 
