@@ -42,16 +42,47 @@ def test_every_event_has_scalars_or_none(kind: TelemetryEventType, data: st.Data
     assert all(isinstance(value, float) for value in scalars(line).values())
 
 
-def test_the_names_people_compare_by_are_there() -> None:
-    lines = [logged(event) for event in log_of(1)]
-    names = {name for line in lines for name in scalars(line)}
-    assert names >= {"rollout/ep_rew_mean", "rollout/ep_len_mean"}
-    assert names >= {f"time/{n}" for n in ("fps", "iterations", "time_elapsed", "total_timesteps")}
-    trained = "approx_kl clip_fraction clip_range entropy_loss explained_variance learning_rate loss n_updates"
-    assert names >= {f"train/{n}" for n in [*trained.split(), "policy_gradient_loss", "value_loss"]}
-    assert names >= {f"charts/{n}" for n in ("episodic_return", "episodic_length", "SPS", "learning_rate")}
-    assert names >= {f"losses/{n}" for n in ("value_loss", "policy_loss", "entropy", "approx_kl", "clipfrac")}
-    assert names >= {"host/accuracy_mean_pct", "growth/params_ratio_mean", "heads/op/entropy_share", "perf/update_ms"}
+def test_each_name_has_the_figure_that_others_show_under_it() -> None:
+    found: dict[str, float] = {}
+    for event in log_of(1):
+        found |= scalars(logged(event, mono=7.0))
+    rollout = {"ep_rew_mean": 3.0, "ep_len_mean": 5.0}
+    time = {"fps": 10.0, "iterations": 1.0, "time_elapsed": 7.0, "total_timesteps": 10.0}
+    train = {
+        "approx_kl": 0.01,
+        "clip_fraction": 0.1,
+        "clip_range": 0.2,
+        "entropy_loss": 0.25,  # minimised, as there: it rises when entropy falls
+        "explained_variance": 0.4,
+        "grad_norm": 0.45,
+        "learning_rate": 3e-4,
+        "loss": 0.3,
+        "n_updates": 1.0,
+        "policy_gradient_loss": -0.01,
+        "value_loss": 0.5,
+    }
+    charts = {"episodic_return": 3.0, "episodic_length": 5.0, "SPS": 10.0, "learning_rate": 3e-4}
+    losses = {
+        "value_loss": 0.5,
+        "policy_loss": -0.01,
+        "entropy": 0.5,
+        "approx_kl": 0.01,
+        "clipfrac": 0.1,
+        "explained_variance": 0.4,
+    }
+    groups = {"rollout": rollout, "time": time, "train": train, "charts": charts, "losses": losses}
+    expected = {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
+    assert {name: found.get(name) for name in expected} == expected
+    own = {"host/accuracy_mean_pct": 80.0, "growth/params_ratio_mean": 1.1, "heads/op/entropy_share": 0.5}
+    own |= {"safety/num_rollbacks": 0.0, "perf/update_ms": 100.0}
+    assert {name: found.get(name) for name in own} == own
+
+
+def test_a_run_without_updates_counts_none() -> None:
+    done = make_event(TelemetryEventType.ROUND_COMPLETED, round_completed(num_env_steps_total=10), round=0)
+    found = scalars(logged(done))
+    assert found["time/iterations"] == 1.0
+    assert not [name for name in found if name.startswith(("train/", "losses/"))]
 
 
 def test_what_was_not_measured_is_absent_and_zero_is_not() -> None:
@@ -97,6 +128,19 @@ def read_points(folder: Path) -> dict[str, list[tuple[int, float]]]:
     seen = reader.EventAccumulator(str(folder))
     seen.Reload()
     return {tag: [(point.step, point.value) for point in seen.Scalars(tag)] for tag in seen.Tags()["scalars"]}
+
+
+def test_a_point_has_the_time_of_its_round(tmp_path: Path) -> None:
+    """Files that `esper export` makes of an old log would all be of today otherwise."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    backend = TensorBoardBackend(tmp_path)
+    backend.start()
+    for event in log_of(2):
+        backend.write(logged(event, wall=1000.0 + (event.round or 0)))
+    backend.close()
+    seen = reader.EventAccumulator(str(tmp_path))
+    seen.Reload()
+    assert [point.wall_time for point in seen.Scalars("rollout/ep_rew_mean")] == [1000.0, 1001.0]
 
 
 def test_tensorboard_files_hold_one_point_per_round_and_curve(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from esper.leyline import (
     PPOUpdateCompleted,
     ProfileMeasured,
     RoundCompleted,
-    TelemetryEventType,
     TrendDetected,
     record,
 )
@@ -26,23 +25,26 @@ def scalars(line: LoggedEvent) -> dict[str, float]:
     """The numbers of one event by name; empty for events without curves."""
     match line.data:
         case RoundCompleted():
-            found = _of_round(line.data) | {"time/time_elapsed": line.mono}
+            found = _of_round(line.data) | {"time/time_elapsed": line.mono, "time/iterations": _count(line)}
         case EpisodeCompleted():
             found = _of_episode(line.data)
         case PPOUpdateCompleted():
-            found = _of_update(line.data)
+            found = _of_update(line.data) | {"train/n_updates": _count(line)}
         case ProfileMeasured():
             found = _of_profile(line.data)
         case TrendDetected():
             found = {"host/rolling_change_pp": line.data.delta_pp}
         case _:
             return {}
-    if line.type is TelemetryEventType.ROUND_COMPLETED and line.round is not None:
-        found["time/iterations"] = found["train/n_updates"] = line.round + 1
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
 Found = dict[str, float | None]
+
+
+def _count(line: LoggedEvent) -> int | None:
+    """Rounds up to and with that of a line."""
+    return None if line.round is None else line.round + 1
 
 
 def _of_round(data: RoundCompleted) -> Found:
