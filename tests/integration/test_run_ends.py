@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import sys
 from dataclasses import replace
 from itertools import count
 
@@ -203,6 +204,30 @@ def test_a_sitting_without_a_log_hides_nothing_of_those_before_it(tmp_path):
     found = check_run(tmp_path / "a")
     assert found.problems == ()
     assert found.num_superseded <= 3, "what followed the last checkpoint: its record and the end"
+
+
+def test_a_resume_whose_exporter_does_not_start_leaves_the_record_as_it_was(tmp_path, monkeypatch):
+    """The events after the last checkpoint, the end marker among them, still count: nothing came after them."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    run = tmp_path / "a"
+    run_and_show(session.start_new(replace(TINY, rounds=1), tmp_path, "a"), None)
+    before = list(replay(run))
+    for _ in range(2):
+        with pytest.raises(SystemExit) as caught:
+            main(["train", "--resume", str(run), "--rounds", "2", "--exporters", "wandb"])
+        assert caught.value.code == 2
+        assert check_run(run).complete
+        assert list(replay(run)) == before
+    main(["train", "--resume", str(run), "--rounds", "2"])
+    assert check_run(run).complete
+    training_facts(run)
+
+
+def test_a_new_run_whose_exporter_does_not_start_has_no_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert train(tmp_path, "--exporters", "wandb") == 2
+    assert "wandb is not installed" in capsys.readouterr().err
+    assert list(replay(tmp_path / "a")) == []
 
 
 def test_a_resume_on_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):

@@ -100,6 +100,16 @@ def begin_attempt(
     return made
 
 
+def withdraw_attempt(run_dir: Path, begun: RunManifest) -> None:
+    """Takes back a start that came to nothing, before its first event: the last words of the one before count again.
+
+    Args:
+        run_dir: Where it was entered.
+        begun: What `begin_attempt` returned.
+    """
+    write_manifest(run_dir, replace(begun, attempts=begun.attempts[:-1]))
+
+
 def rebuild_manifest(run_dir: Path) -> RunManifest | None:
     """The manifest as the files themselves tell it; None if there is no line to tell anything."""
     closed = [scan_segment(path) for path in _segment_files(run_dir)]

@@ -8,6 +8,7 @@ from typing import Any
 
 from esper.leyline.rundir import DEFAULT_GROUP, METRICS_DIR
 from esper.nissa import Backend, Hub, NullHub, TelemetryHub, begin_attempt
+from esper.nissa.segments import withdraw_attempt
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 
 
@@ -38,20 +39,24 @@ def open_hub(
         return NullHub(next_seq=first_seq, backends=listeners)
     manifest = begin_attempt(run_dir, run_id=run_id, first_seq=first_seq, group=group)
     exporters = [_exporter(name, run_dir, manifest.run, run_config or {}, env_steps) for name in config.exporters]
-    return TelemetryHub(
-        run_dir,
-        run_id=manifest.run,
-        attempt=manifest.attempts[-1].attempt,
-        first_seq=first_seq,
-        group=group,
-        queue_capacity=config.queue_capacity,
-        flush_interval_s=config.flush_interval_s,
-        rotate_bytes=config.rotate_bytes,
-        heartbeat_s=config.heartbeat_s,
-        backends=[*exporters, *listeners],
-        strict=config.strict,
-        require_complete=config.require_complete,
-    )
+    try:
+        return TelemetryHub(
+            run_dir,
+            run_id=manifest.run,
+            attempt=manifest.attempts[-1].attempt,
+            first_seq=first_seq,
+            group=group,
+            queue_capacity=config.queue_capacity,
+            flush_interval_s=config.flush_interval_s,
+            rotate_bytes=config.rotate_bytes,
+            heartbeat_s=config.heartbeat_s,
+            backends=[*exporters, *listeners],
+            strict=config.strict,
+            require_complete=config.require_complete,
+        )
+    except BaseException:  # a listener that does not start; the run itself is as it was
+        withdraw_attempt(run_dir, manifest)
+        raise
 
 
 def _exporter(
