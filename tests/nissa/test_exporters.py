@@ -215,6 +215,7 @@ def test_one_row_per_round_with_the_env_steps_in_it(
     assert stub.calls[-1] == ("finish", None)
     options = stub.calls[0][1]
     assert (options["name"], options["config"]) == ("r1", {"lr": 0.1})
+    assert options["resume"] == "allow", "a run that goes on is the same run there"
     if library == "wandb":
         assert (options["id"], options["mode"]) == ("r1", "offline")
         assert ("define_metric", ("*", "env_steps")) in stub.calls

@@ -53,3 +53,19 @@ def test_the_usual_time_of_an_epoch_is_that_between_its_steps(tmp_path: Path, mo
         clock.now_s += took_s
         heart.progress("play", 0, epoch + 1)
     assert written(heart, tmp_path)["median_epoch_s"] == 4.0
+
+
+def test_the_status_is_written_once_per_interval_and_once_more_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    heart = Heartbeat(tmp_path, run_id="r", attempt=0, every_s=1.0)
+    seen = []
+    for seq in range(5):
+        heart.beat(last_seq=seq, dropped={}, num_held=0, error=None)
+        seen.append(json.loads((tmp_path / STATUS_FILE).read_bytes())["last_seq"])
+        clock.now_s += 0.5
+    assert seen == [0, 0, 2, 2, 4]
+    heart.beat(last_seq=9, dropped={}, num_held=0, error=None, closed=True)
+    last = json.loads((tmp_path / STATUS_FILE).read_bytes())
+    assert (last["last_seq"], last["closed"]) == (9, True)

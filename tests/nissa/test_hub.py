@@ -286,6 +286,18 @@ def test_the_heartbeat_tells_where_training_is(tmp_path: Path) -> None:
     assert set(last) == set(RunStatus.__record_fields__)  # type: ignore[attr-defined]
 
 
+def test_the_heartbeat_tells_what_waits_and_what_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_hub(tmp_path, heartbeat_s=0.0) as hub:
+        monkeypatch.setattr(hub._writer._log, "append", _refuse)
+        for event in (ended(), ended(), trend()):
+            hub.emit(event)
+        assert not hub.flush(10)
+        status = json.loads((tmp_path / STATUS_FILE).read_bytes())
+        monkeypatch.undo()
+    assert (status["num_held"], status["num_dropped"]) == (2, {"TREND_DETECTED": 1})
+    assert status["log_error"] == "PermissionError: [Errno 13] no"
+
+
 def test_leaving_without_close_still_writes(tmp_path: Path) -> None:
     code = """
 import sys
