@@ -285,6 +285,17 @@ def test_a_new_host_is_not_measured_by_the_old_one() -> None:
         assert not detector.check_all(untrained, epoch_of(0, epoch, episode=1)).findings
 
 
+def test_a_loss_that_is_no_number_is_no_part_of_what_is_usual() -> None:
+    detector = AnomalyDetector()
+    losses = [1.0] * LOSS_MIN_HISTORY + [math.inf, math.inf, math.nan, math.nan]
+    for epoch, loss in enumerate(losses):
+        found = detector.check_all(EpochInputs(report=report_with(val_loss=loss)), epoch_of(0, epoch)).findings
+        assert bool(found) == (epoch == LOSS_MIN_HISTORY), "told once"
+    (cleared,) = detector.check_all(EpochInputs(report=report_with(val_loss=1.0)), epoch_of(0, len(losses))).findings
+    assert (cleared.kind, cleared.state, cleared.value) == ("val_loss_ratio", "cleared", 1.0)
+    json.dumps(detector.state_dict(), allow_nan=False)
+
+
 def test_a_checkpoint_between_epochs_changes_nothing() -> None:
     rng = random.Random(4)
     plain, resumed = AnomalyDetector(), AnomalyDetector()
