@@ -11,6 +11,11 @@ from esper.simic.telemetry import aggregation
 from esper.simic.telemetry.aggregation import aggregate_ppo_metrics
 from tests.simic.telemetry.updates import metrics
 
+MEANS = (
+    "value_loss", "entropy_loss", "total_loss", "approx_kl", "clip_fraction", "ratio_mean", "explained_variance",
+    "value_nrmse", "return_corr", "return_mean", "return_std", "advantage_mean", "advantage_std", "decision_share",
+)  # fmt: skip
+
 
 def test_one_update_stands_for_itself() -> None:
     assert aggregate_ppo_metrics([metrics()]) == metrics()
@@ -29,6 +34,7 @@ def test_one_update_stands_for_itself() -> None:
         ("num_rewards_clipped", [1, None, 2], 3),
         ("policy_loss", [1.0, None, 3.0], 2.0),
         ("approx_kl", [None, None, None], None),
+        *((name, [1.0, None, 5.0], 3.0) for name in MEANS),
         ("ratio_min", [0.9, 0.5, None], 0.5),
         ("ratio_max", [1.1, 3.0, None], 3.0),
         ("learning_rate", [3.0, 2.0, 1.0], 1.0),

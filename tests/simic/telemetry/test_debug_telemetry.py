@@ -40,6 +40,7 @@ def test_figures_of_a_layer() -> None:
 def test_what_is_not_finite_is_counted_and_does_not_spoil_the_rest() -> None:
     (layer,) = collect_per_layer_gradients(model_with([math.nan, math.inf, -math.inf, 3.0, 4.0]))
     assert (layer.num_nan, layer.num_inf, layer.norm, layer.max_abs) == (1, 2, 5.0, 4.0)
+    assert layer.zero_share == 0.0, "what is no number is no zero"
     (lost,) = collect_per_layer_gradients(model_with([math.nan]))
     assert (lost.norm, lost.mean, lost.num_nan) == (0.0, 0.0, 1)
 
