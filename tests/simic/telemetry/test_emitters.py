@@ -212,7 +212,7 @@ def test_alarms_carry_their_severity_and_raised_ones_the_bundle() -> None:
 
 @pytest.mark.parametrize(
     ("current", "baseline", "expected"),
-    [(95.0, 100.0, False), (94.9, 100.0, True), (100.0, 50.0, False), (-1.06, -1.0, True), (0.0, 0.0, False)],
+    [(95.0, 100.0, False), (94.9, 100.0, True), (100.0, 50.0, False), (-1.06, -1.0, True), (-1.04, -1.0, False)],
 )
 def test_degradation_is_relative(current: float, baseline: float, expected: bool) -> None:
     degraded, delta = check_performance_degradation(current, baseline)

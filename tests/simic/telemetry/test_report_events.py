@@ -297,6 +297,12 @@ def test_a_small_score_degrades_by_its_own_measure(beyond: float, kind: str) -> 
     assert (trend.kind, trend.previous_pct, trend.rolling_pct) == (kind, 5.0, now)
 
 
+def test_a_trend_is_over_ten_rounds() -> None:
+    trend = find_trend([50.0 + index for index in range(13)], num_rounds=20)
+    assert trend is not None
+    assert (trend.rolling_pct, trend.previous_pct, trend.delta_pp, trend.window_rounds) == (62.0, 52.0, 10.0, 10)
+
+
 def test_trends_need_a_window_and_a_tenth_of_the_run() -> None:
     assert find_trend([50.0] * 10, num_rounds=20) is None
     assert find_trend([50.0] * 11, num_rounds=20) is not None
