@@ -260,15 +260,18 @@ def test_a_log_that_could_not_be_made_durable_gets_no_seal(tmp_path: Path, monke
     assert (manifest.active, report.complete) == (None, False)
 
 
-def test_a_rotation_that_failed_half_way_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["close_segment", "write_manifest"])
+def test_a_rotation_that_failed_half_way_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     log = LogFile(tmp_path, begin_attempt(tmp_path, run_id="r"), rotate_bytes=10)
     log.append(line(0), [0])
 
-    def refuse(run_dir: Path, manifest: object) -> None:
+    def refuse(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(jsonl_module, "write_manifest", refuse)
+        patch.setattr(jsonl_module, step, refuse)
         with pytest.raises(OSError, match="No space"):
             log.append(line(1), [1])
     log.append(line(1), [1])

@@ -157,6 +157,12 @@ def test_what_is_not_a_number_is_critical_and_named_first() -> None:
     assert found[0].value == 2.0
 
 
+@pytest.mark.parametrize("part", ["gradient_stats", "lstm", "observations"])
+def test_whatever_is_not_a_number_is_counted(part: str) -> None:
+    (found,) = check(AnomalyDetector(), inputs(**{f"{part}__num_nonfinite": 3}))
+    assert (found.kind, found.value, found.severity) == ("num_nonfinite", 3.0, Severity.CRITICAL)
+
+
 def test_what_was_not_measured_neither_raises_nor_clears() -> None:
     detector = AnomalyDetector()
     warm(detector)
