@@ -250,10 +250,10 @@ def test_a_log_that_could_not_be_made_durable_gets_no_seal(tmp_path: Path, monke
     hub = open_hub(tmp_path)
     hub.emit(trend())
 
-    def refuse(fd: int) -> None:
+    def refuse() -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(hub._writer._log, "sync", refuse)
     report = hub.close()
     manifest = read_manifest(tmp_path)
     assert manifest is not None
