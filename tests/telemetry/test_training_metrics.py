@@ -18,6 +18,8 @@ from esper.simic.training.vectorized import AgentReads
 from esper.tolaria.pool import EnginePool
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, open_log, run_with
+from tests.telemetry.sittings import faults
+from tests.tolaria.worlds import Fault
 
 RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=8)
 
@@ -251,6 +253,31 @@ def test_an_alarm_of_one_env_brings_a_closer_look_at_that_env_alone(tmp_path, mo
         if event["data"]["debug"] is not None
     ]
     assert looked == [(0, 1, 6), (0, 1, 7), (1, 1, 0), (1, 1, 1)]
+
+
+def test_a_closer_look_that_a_rollback_cut_short_goes_on_in_the_next_episode(tmp_path, monkeypatch):
+    from esper.simic.telemetry import anomaly_detector
+    from esper.simic.training import run_log
+
+    def once(report, state, clock):
+        if getattr(clock, "env", None) == 0 and (clock.round, clock.epoch) == (0, 1):
+            state.windows[0] = (2, 5)
+        return anomaly_detector.level_at(state, clock)
+
+    monkeypatch.setattr(run_log, "handle_telemetry_escalation", once)
+    with (
+        faults(Fault(kind="nan", env_id=0, epoch=2, once=tmp_path / "once")),
+        open_log(tmp_path / "run", strict=True) as hub,
+    ):
+        run_with(hub, replace(RUN, episode_length=6), TelemetryLevel.NORMAL)
+    ends = [event["data"]["end"] for event in events_of(tmp_path / "run", "EPISODE_COMPLETED")]
+    assert ends == ["rolled_back", "completed", "completed", "completed"]
+    looked = [
+        (event["round"], event["env"], event["epoch"])
+        for event in events_of(tmp_path / "run", "EPOCH_COMPLETED")
+        if event["data"]["debug"] is not None
+    ]
+    assert looked == [(1, 0, 0), (1, 0, 1), (1, 0, 2)], "of the epoch that was undone there is nothing to see"
 
 
 def test_every_level_tells_what_it_promises(tmp_path):

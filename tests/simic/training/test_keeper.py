@@ -9,13 +9,15 @@ from typing import Any
 from esper.leyline import CheckpointRecorded, Severity, TelemetryEvent
 from esper.nissa.null import NullHub
 from esper.nissa.reports import HubHealth
+from esper.simic.training.checkpoint import load_checkpoint
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.keeper import CheckpointKeeper
 from tests.simic.training.saving import contents, names, run_with
 
 
 class Log(NullHub):
-    """A log with a clock: each flush takes as long as it is told to, and fails if it takes long."""
+    """A log with a clock: each flush takes as long as it is told to, and fails if it takes long. It explains a loss, so
+    it takes a number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +34,8 @@ class Log(NullHub):
         return replace(super().health(), num_dropped=self.num_dropped)
 
     def flush(self, timeout: float, *, fsync: bool = False) -> bool:
+        assert fsync, "a checkpoint counts events that a loss of power must not take"
+        self.next_seq += 1
         took_s = self.flushes_s.pop(0) if self.flushes_s else 0.0
         self.now_s += min(took_s, timeout)
         return took_s < timeout
@@ -55,6 +59,14 @@ def test_one_slow_flush_does_not_put_off_saving_for_half_an_hour(tmp_path: Path)
     assert saved == [1, 3, 4, 5]
     assert keeper.saved_index == 5
     assert names(keeper._run) == [f"ckpt-{index:08d}" for index in (3, 4, 5)]
+
+
+def test_a_checkpoint_counts_the_events_that_are_durable_and_no_others(tmp_path: Path) -> None:
+    log = Log()
+    log.next_seq = 6
+    saved = keeper_of(tmp_path, log).offer(1, lambda: contents(1), score=None, last=False)
+    assert saved is not None
+    assert load_checkpoint(saved.path).facts.next_seq == 7
 
 
 def test_a_save_that_the_log_does_not_allow_is_told_as_failed(tmp_path: Path) -> None:
