@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel, TrendDetected, make_event
-from esper.leyline.rundir import EVENTS_FILE, METRICS_DIR
+from esper.leyline.rundir import EVENTS_FILE, METRICS_DIR, STATUS_FILE
 from esper.nissa import NullHub, TelemetryHub
 from esper.simic.telemetry.opening import open_hub
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
@@ -65,6 +66,19 @@ def test_settings_reach_the_hub(tmp_path: Path) -> None:
     assert len(list((tmp_path / "segments").iterdir())) >= 2
     assert list((tmp_path / METRICS_DIR).glob("events.*"))
     assert (tmp_path / EVENTS_FILE).exists()
+
+
+def test_patience_is_as_long_as_it_was_asked_for(tmp_path: Path) -> None:
+    config = TelemetryConfig(flush_interval_s=60.0, heartbeat_s=0.1)
+    with open_hub(config, tmp_path) as hub:
+        hub.emit(trend(0))
+        time.sleep(0.7)
+        assert (tmp_path / EVENTS_FILE).read_bytes() == b"", "longer than it would usually wait"
+        assert hub.flush(10)
+        first = (tmp_path / STATUS_FILE).read_bytes()
+        time.sleep(0.2)
+        assert hub.flush(10)
+        assert (tmp_path / STATUS_FILE).read_bytes() != first, "sooner than it would usually be written again"
 
 
 def test_a_small_queue_is_a_small_queue(tmp_path: Path) -> None:

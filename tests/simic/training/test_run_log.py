@@ -1,5 +1,6 @@
 """The log of real runs: two events about the same thing agree, and fixed controllers are judged too."""
 
+import json
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 from esper.leyline import THRESHOLDS, AnomalyDebug, Severity, TelemetryLevel
 from esper.leyline.thresholds import MIN_RATE_EPISODES
+from esper.nissa import NullHub
 from esper.runtime import tasks
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.accounts import EpisodeStats
@@ -117,3 +119,47 @@ def test_the_end_of_a_round_is_told_after_everything_else_of_it():
     assert told[-1] == "ROUND_COMPLETED"
     before = "EPISODE_COMPLETED PPO_UPDATE_COMPLETED ANOMALY_DETECTED CHOICE_STATS TREND_DETECTED PROFILE_MEASURED"
     assert set(told[:-1]) == set(before.split())
+
+
+def test_a_log_that_goes_on_after_any_round_tells_what_an_unbroken_one_does():
+    """Trends and the rate of rollbacks look back over the whole run."""
+    whole, broken = ListSink(), ListSink()
+    unbroken, log = log_to(whole, num_rounds=14), log_to(broken, num_rounds=14)
+    for number in range(14):
+        summary = replace(
+            SUMMARY,
+            round_idx=number,
+            num_rollbacks=3 if number == 1 else 0,
+            num_episodes_total=8 * (number + 1),
+            rolling_accuracy_pct=50.0 + 3.0 * number,
+        )
+        update = SKIPPED if number in (4, 5) else metrics()
+        for each in (unbroken, log):
+            each.round_begins(number, 1)
+            each.round_ends(summary, update, (), profile(), Looks())
+        saved, log = json.loads(json.dumps(log.state_dict(), allow_nan=False)), log_to(broken, num_rounds=14)
+        log.load_state_dict(saved)
+    assert broken.events == whole.events
+    kinds = {alarm.kind for alarm in whole.of("ANOMALY_DETECTED")}
+    assert {"rollbacks_per_100_episodes", "skipped_updates"} <= kinds
+    assert whole.of("TREND_DETECTED")
+
+
+class Told(NullHub):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = set()
+
+    def emit(self, event):
+        self.kinds.add(event.type.value)
+
+
+@pytest.mark.parametrize(("level", "told"), [(TelemetryLevel.OFF, False), (TelemetryLevel.MINIMAL, True)])
+def test_hosts_report_what_the_level_wants_and_no_more(level, told):
+    hub = Told()
+    run_with(hub, PLANTS, level)
+    assert ({"SEED_GERMINATED", "SEED_STAGE_CHANGED"} <= hub.kinds) == told
+    assert any(kind.startswith("SEED_") for kind in hub.kinds) == told
+    assert "ROUND_COMPLETED" in hub.kinds
