@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import tyro
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -133,7 +134,8 @@ def _pace(cpu_s: float) -> Text:
 
 
 def _table(sandboxes: Sequence[Sandbox], results: dict[str, list[SandboxResult]]) -> Table:
-    table = Table(title="Sandboxes: greedy play after training, lowest and highest agent", title_justify="left")
+    title = "Sandboxes: greedy play after training, lowest and highest agent"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for name in ("sandbox", "figure", "optimum", "random", "limit", "reached", "passed", "CPU s"):
         to_left, may_wrap = name in ("sandbox", "figure"), name in ("figure", "CPU s")
         table.add_column(name, justify="left" if to_left else "right", no_wrap=not may_wrap)
@@ -159,7 +161,7 @@ def _threshold(sandbox: Sandbox, rows: Sequence[SandboxResult]) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return "-" if value is None else f"{round(value, 2) + 0.0:.2f}"  # never -0.00
 
 
 def _span(values: Sequence[float | None]) -> str:

@@ -182,6 +182,19 @@ def test_the_table_shows_the_lowest_and_the_highest_agent(
     assert "coin 0: -, passed" in capsys.readouterr().out
 
 
+def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    low = replace(result(0), reached=-4.65, random=-0.001)
+    agents = {0: low, 1: result(1, cpu_s=72.0)}
+    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: agents[run_seed])
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["sandbox", "--seeds", "2"])
+    told = capsys.readouterr().out
+    assert "…" not in told
+    assert max(map(len, told.splitlines())) <= 80
+    assert told.count("-4.65 to 1.75") == len(SANDBOXES)
+    assert "-0.00" not in told
+
+
 def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed))
     with pytest.raises(SystemExit) as stopped:
