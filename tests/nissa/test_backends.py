@@ -123,6 +123,18 @@ def test_single_errors_are_forgiven(tmp_path: Path) -> None:
     assert hub.close().backends["raising"].state == "closed"
 
 
+def test_a_listener_that_cannot_end_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Stuck(Listener):
+        def close(self) -> None:
+            raise RuntimeError("no upload")
+
+    with open_hub(tmp_path, backends=(Stuck("stuck"),)) as hub:
+        hub.emit(trend(0))
+    report = hub.close().backends["stuck"]
+    assert (report.state, report.num_taken, report.error) == ("failed", 1, "RuntimeError: no upload")
+    assert "stuck failed (RuntimeError: no upload). The log has everything" in capsys.readouterr().err
+
+
 def test_a_hanging_listener_delays_nothing_and_is_given_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hanging = Hanging()
     hub = open_hub(tmp_path, backends=(hanging,), hang_s=0.05, flush_interval_s=0.01)

@@ -172,8 +172,9 @@ class BackendLane:
 
     def _write(self, line: LoggedEvent) -> None:
         taken = self._call(partial(self.backend.write, line))
-        self._num_taken += taken
-        self._num_lost += not taken
+        with self._wake:  # the hub's thread counts what found no room
+            self._num_taken += taken
+            self._num_lost += not taken
 
     def _tick(self, round_idx: int, epoch: int) -> None:
         assert isinstance(self.backend, Watching)
@@ -185,9 +186,10 @@ class BackendLane:
     def _end(self) -> None:
         if self._state != "running":
             return
-        self._call(self.backend.close)
+        ended = self._call(self.backend.close)
         with self._wake:
-            self._state = "closed" if self._state == "running" else self._state
+            if self._state == "running":
+                self._state = "closed" if ended else "failed"
 
     def _call(self, act: Callable[[], object]) -> bool:
         """Whether a call came back without an error. Only one that was of use shows that the listener works."""
@@ -209,7 +211,8 @@ class BackendLane:
         if self._num_errors >= MAX_ERRORS:
             self._switch_off("failed", error)
         elif self._num_errors == 1:
-            self._complain(f"{self.backend.name} failed ({error}) and is tried again. The log has everything")
+            again = "" if self._closing else " and is tried again"
+            self._complain(f"{self.backend.name} failed ({error}){again}. The log has everything")
 
     def _switch_off(self, state: State, why: str) -> None:
         with self._wake:
