@@ -67,6 +67,10 @@ class RunDir:
             # The file stays: were it removed, two processes could hold locks on two files of that name.
             os.close(descriptor)
 
+    def discard(self) -> None:
+        """Removes a run that came to nothing, with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
 
 def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
     """Makes a new run directory and proves that it can be written to.
@@ -107,7 +111,7 @@ def _furnish(run: RunDir) -> None:
         sync_directory(run.path)
         sync_directory(run.path.parent)
     except OSError:
-        shutil.rmtree(run.path, ignore_errors=True)
+        run.discard()
         raise
 
 

@@ -206,7 +206,12 @@ def sitting(
         _check_still_newest(start)
         for difference in start.differences:
             complain(f"{difference}: {NOT_PROMISED}")
-        attempt, hub = _open_hub(start, listeners)
+        try:
+            attempt, hub = _open_hub(start, listeners)
+        except BaseException:
+            if start.checkpoint is None:
+                start.run.discard()  # nothing has happened in it, and its name is to be free for the next try
+            raise
         watch = LogWatch(stop, hub)
         seat: Seat | None = None
         try:
