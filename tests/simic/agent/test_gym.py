@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -53,13 +54,14 @@ class TwoDials(gymnasium.Env[Any, Any]):
 
 
 class Clock(gymnasium.Env[Any, Any]):
-    """Pays 1, 2, 3 and ends after three steps, one way or the other. The observation is the step."""
+    """Pays 1, 2, 3 ... and ends after some steps, one way or the other. The observation is the step."""
 
     observation_space = spaces.Box(0.0, 10.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, *, truncates: bool) -> None:
+    def __init__(self, *, truncates: bool, length: int = 3) -> None:
         self.truncates = truncates
+        self.length = length
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -68,7 +70,7 @@ class Clock(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.now += 1
-        over = self.now == 3
+        over = self.now == self.length
         obs = np.array([self.now], np.float32)
         return obs, float(self.now), over and not self.truncates, over and self.truncates, {}
 
@@ -174,6 +176,59 @@ def test_a_whole_round_at_once_gives_what_step_by_step_gave() -> None:
         torch.testing.assert_close(values_TN, rollout.values_TN)
 
 
+def test_a_round_is_learned_from_as_it_was_lived() -> None:
+    """Under the statistics it was acted with, at the rate of its schedule, and from the steps of episodes alone."""
+    config = GymConfig(
+        total_steps=36, steps_per_round=8, width=8, epochs=3, minibatches=1, target_kl=1e9, learning_rate=1e-2
+    )
+    ppo = RecurrentPPO(SyncVectorEnv([partial(Clock, truncates=True)] * 2), config, run_seed=0)
+    for steps_before, update in zip((0, 12, 24), ppo.learn(), strict=True):
+        first, *later = update.ratios_B.chunk(3)
+        assert torch.allclose(first, torch.ones_like(first), rtol=0.0, atol=1e-5)
+        assert min(float((ratios - 1.0).abs().max()) for ratios in later) > 1e-4
+        assert [group["lr"] for group in ppo.optimizer.param_groups] == [1e-2 * (1.0 - 0.9 * steps_before / 36)]
+        assert ppo.network.obs_stats.count == ppo.network.value.returns.count == ppo.env_steps == steps_before + 12
+    assert float(ppo.network.obs_stats.mean) == 1.0, "0, 1 and 2: the observation after the last step is not acted on"
+
+
+def test_an_episode_is_evaluated_once_also_beside_longer_ones() -> None:
+    ppo, _ = rollout_of_clock(truncates=True)
+    envs = SyncVectorEnv([partial(Clock, truncates=True, length=length) for length in (3, 9, 4)])
+    assert ppo.evaluate(envs, env_seed=0) == [6.0, 45.0, 10.0]
+
+
+TRIED: dict[str, Any] = {
+    "total_steps": 150,
+    "steps_per_round": 24,
+    "memory": False,
+    "width": 9,
+    "gamma": 0.5,
+    "lam": 0.5,
+    "epochs": 3,
+    "minibatches": 1,
+    "clip_ratio": 0.05,
+    "target_kl": 1e-4,
+    "learning_rate": 1e-2,
+    "entropy_coef": 0.5,
+    "value_coef": 0.1,
+    "max_grad_norm": 0.01,
+}
+
+
+def weights_with(**changes: Any) -> list[bytes]:
+    usual = {"total_steps": 100, "steps_per_round": 16, "width": 8, "learning_rate": 3e-2, "target_kl": 1e9}
+    ppo = RecurrentPPO(cue_recall(4), GymConfig(**usual | changes), run_seed=0, masks=call_action_masks)
+    for _ in ppo.learn():
+        pass
+    return [value.numpy().tobytes() for value in ppo.network.state_dict().values()]
+
+
+def test_each_setting_matters() -> None:
+    assert TRIED.keys() == {field.name for field in fields(GymConfig)}
+    usual = weights_with()
+    assert [name for name, value in TRIED.items() if weights_with(**{name: value}) == usual] == []
+
+
 def weights_after_training(run_seed: int) -> list[bytes]:
     config = GymConfig(total_steps=1_500, **QUICK)
     ppo = RecurrentPPO(cue_recall(8), config, run_seed=run_seed, masks=call_action_masks)
@@ -207,6 +262,11 @@ def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
         TensorEnvs(SyncVectorEnv([partial(Clock, truncates=True)]), lambda envs: np.ones((1, 3), bool)).reset(0)
     with pytest.raises(ValueError, match=r"expected a vector env, got .*Clock.*make_vec"):
         RecurrentPPO(Clock(truncates=True), GymConfig(), run_seed=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"expected masks to be a function of the vector env.*, got \[\[ True"):
+        TensorEnvs(SyncVectorEnv([partial(Clock, truncates=True)]), np.ones((1, 2), bool))  # type: ignore[arg-type]
+    ppo, _ = rollout_of_clock(truncates=True)
+    with pytest.raises(ValueError, match=r"with 1 observed numbers and \(2,\) choices, got 5 and \(4,\)"):
+        ppo.evaluate(cue_recall(1), env_seed=0)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +295,27 @@ def test_masks_of_0_and_1_mean_what_booleans_mean_and_others_are_refused() -> No
 
     assert masked(0, 1, dtype=np.int8).tolist() == masked(0, 1, dtype=bool).tolist() == [[False, True]]
     assert masked(0, 1, dtype=np.int8).dtype == torch.bool
+    listed = TensorEnvs(SyncVectorEnv([partial(Clock, truncates=True)]), lambda _: [[False, True]])
+    assert listed.reset(0).legal_NA.tolist() == [[False, True]]
     for row, dtype in (((0, 2), np.int64), ((0.0, 1.0), np.float32)):
         with pytest.raises(ValueError, match="expected action masks of booleans, or of 0 and 1, got"):
             masked(*row, dtype=dtype)
+
+
+class Stuck(TwoDials):
+    """From its third step on the second dial cannot be set at all."""
+
+    def action_masks(self) -> Any:
+        return super().action_masks() & ((np.arange(7) < 3) | (self.steps < 2))
+
+
+def test_an_env_that_leaves_nothing_legal_is_named() -> None:
+    config = GymConfig(total_steps=100, steps_per_round=12, width=8)
+    ppo = RecurrentPPO(SyncVectorEnv([TwoDials, Stuck]), config, run_seed=0, masks=call_action_masks)
+    with pytest.raises(
+        ValueError, match=r"env 1, step 2 since its reset: .* got none of 4 in dimension 1; mend its masks"
+    ):
+        next(ppo.learn())
 
 
 @pytest.mark.parametrize(

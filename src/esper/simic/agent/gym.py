@@ -163,9 +163,14 @@ class RecurrentPPO:
         """Returns of one greedy episode in each of other envs.
 
         Raises:
-            ValueError: An episode is not over after `max_steps`.
+            ValueError: The envs have other spaces, or an episode is not over after `max_steps`.
         """
         others = TensorEnvs(envs, self._masks)
+        if (others.obs_size, others.sizes) != (self._envs.obs_size, self._envs.sizes):
+            raise ValueError(
+                f"expected envs like those trained in, with {self._envs.obs_size} observed numbers and "
+                f"{self._envs.sizes} choices, got {others.obs_size} and {others.sizes}"
+            )
         moment, state = others.reset(env_seed), zero_state(self.network.memory, others.num_envs)
         totals_N, playing_N = torch.zeros(others.num_envs), torch.ones(others.num_envs, dtype=torch.bool)
         for _ in range(max_steps):

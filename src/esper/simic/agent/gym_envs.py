@@ -27,7 +27,7 @@ except ImportError as error:
 
 from esper.leyline import NumericFailure
 
-MaskSource = Callable[[VectorEnv], npt.NDArray[Any]]
+MaskSource = Callable[[VectorEnv], npt.ArrayLike]
 """Legal choices `[N, A]` of the envs as they stand, heads side by side: booleans, or 0 and 1."""
 
 
@@ -84,6 +84,10 @@ class TensorEnvs:
                 f"expected a vector env with autoreset_mode NEXT_STEP, got {mode}; with it the last observation of "
                 "every episode is seen. Make the env without another autoreset_mode"
             )
+        if masks is not None and not callable(masks):
+            raise ValueError(
+                f"expected masks to be a function of the vector env, such as call_action_masks, got {masks}"
+            )
         self.num_envs = int(envs.num_envs)
         self.obs_size = _obs_size(envs.single_observation_space)
         self.sizes, self._lowest_H = _choices(envs.single_action_space)
@@ -117,14 +121,25 @@ class TensorEnvs:
     def _moment(self, obs: npt.NDArray[Any], *, starts_N: Tensor, over_N: Tensor) -> Moment:
         legal_NA = torch.ones(self.num_envs, sum(self.sizes), dtype=torch.bool)
         if self._masks is not None:
-            legal = self._masks(self._envs)
+            legal = np.asarray(self._masks(self._envs))
             if legal.shape != legal_NA.shape:
                 raise ValueError(f"expected action masks of shape {tuple(legal_NA.shape)}, got {legal.shape}")
             # After an episode nothing is chosen, so an env may have nothing legal to offer there.
             legal_NA = torch.from_numpy(_as_booleans(legal)) | over_N[:, None]
+            self._check_possible(legal_NA)
         obs_ND = self._encode(obs)
         self._check_finite("observation", obs_ND)
         return Moment(obs_ND=obs_ND, legal_NA=legal_NA, starts_N=starts_N, over_N=over_N)
+
+    def _check_possible(self, legal_NA: Tensor) -> None:
+        for head, legal_NC in enumerate(torch.split(legal_NA, list(self.sizes), dim=1)):
+            possible_N = legal_NC.any(dim=1)
+            if not bool(possible_N.all()):
+                env = int((~possible_N).nonzero()[0])
+                raise ValueError(
+                    f"env {env}, step {self._num_steps} since its reset: expected at least one legal choice in every "
+                    f"dimension of the action, got none of {self.sizes[head]} in dimension {head}; mend its masks"
+                )
 
     def _check_finite(self, what: str, values: Tensor) -> None:
         """Also of episodes that are over: in memories and running statistics such a number would stay for good."""
