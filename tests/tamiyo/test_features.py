@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import GovernorState, LifecycleOp, SeedStage
+from esper.leyline import EpochReport, GovernorState, LifecycleOp, SeedStage
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
@@ -151,6 +151,124 @@ def test_slot_values_are_what_their_names_say() -> None:
     assert kept["may_fossilize"] == kept["may_advance"] == 0.0
 
 
+def told(spec: SimulationSpec) -> EnvView:
+    """A state, and the one before it, of which every number is another and so is every change."""
+    step = play(spec, script_chooser(KEEP))[2]
+    seed = replace(
+        step.after.slots[0],
+        epochs_in_stage=2,
+        age_epochs=3,
+        contribution_pp=4.0,
+        solo_pp=-5.0,
+        interaction_pp=6.0,
+        predicted_gain=-0.7,
+        residual_ratio=0.8,
+        grad_ratio=9.0,
+        live_fraction=0.95,
+    )
+    before = replace(
+        step.before,
+        train_loss=2.5,
+        val_loss=2.25,
+        slots=(replace(step.before.slots[0], contribution_pp=1.5), *step.before.slots[1:]),
+    )
+    after = replace(
+        step.after,
+        train_loss=2.0,
+        val_loss=1.5,
+        train_accuracy_pct=73.0,
+        val_accuracy_pct=64.0,
+        committed_accuracy_pct=46.0,
+        signals=replace(
+            step.after.signals, recent_accuracies_pct=(37.0, 46.0, 64.0, 55.0), plateau_epochs=4, stable=True
+        ),
+        slots=(seed, *step.after.slots[1:]),
+    )
+    return replace(view(spec, replace(step, before=before, after=after)), outcome=replace(step.outcome, applied=False))
+
+
+def test_every_number_of_a_report_stands_in_its_own_column() -> None:
+    spec = world()
+    spec = replace(spec, lifecycle=replace(spec.lifecycle, param_budget=2000))
+    nats = math.log(10)
+    expected = {
+        "time_share": 0.3,
+        "time_left_share": 0.7,
+        "val_score": 0.6,
+        "val_score_delta_0": -0.1,
+        "val_score_delta_1": 0.2,
+        "val_score_delta_2": 0.1,
+        "train_loss": symlog(2.0 / nats),
+        "train_loss_delta": symlog(2.0 / nats) - symlog(2.5 / nats),
+        "val_loss": symlog(1.5 / nats),
+        "val_loss_delta": symlog(1.5 / nats) - symlog(2.25 / nats),
+        "generalisation_gap": 0.1,
+        "plateau_share": 0.4,
+        "stable": 1.0,
+        "committed_minus_current": -0.2,
+        "size_log2": math.log2(1.5),
+        "budget_left_share": 0.25,
+        "live_share": 1.0 / spec.lifecycle.max_live,
+        "empty_slots_share": 2.0 / 3.0,
+        "last_op_wait": 1.0,
+    }
+    missing = {"val_score_delta_3"}
+    assert spec.lifecycle.max_live > 1
+    assert global_named(told(spec)) == pytest.approx(with_flags(GLOBAL_COLUMNS, expected, missing))
+
+
+def test_every_number_of_a_slot_stands_in_its_own_column() -> None:
+    spec = world()
+    expected = {
+        "stage_blending": 1.0,
+        "alpha": 2.0 / 3.0,
+        "epochs_in_stage_share": 0.2,
+        "age_share": 0.3,
+        "ramp_left_share": 1.0 / 3.0,
+        "contribution": 0.4,
+        "contribution_change": 0.25,
+        "solo": -0.5,
+        "interaction": 0.6,
+        "predicted_gain": symlog(-0.7 / math.log(10)),
+        "residual_ratio": 0.8,
+        "grad_ratio": math.log1p(9.0),
+        "live_fraction": 0.95,
+        "seed_params": math.log1p(0.5),
+        "seed_macs": math.log1p(0.25),
+        "seed_mixing_global": 1.0,
+        "depth_share": 0.125,
+        "channels_log2": 5.0,
+        "positions_log2": 6.0,
+    }
+    env_view = told(spec)
+    layout = env_view.context.layout
+    card = replace(layout.card("r0c0", "good"), macs_ratio=0.25, mixing="global", nonlinear=False)
+    place = replace(layout.slots[0], depth_share=0.125, channels=32, positions=64)
+    layout = replace(
+        layout,
+        slots=(place, *layout.slots[1:]),
+        cards=(tuple(card if c.blueprint == "good" else c for c in layout.cards[0]), *layout.cards[1:]),
+    )
+    env_view = replace(env_view, context=replace(env_view.context, layout=layout))
+    assert slot_named(env_view, 0) == pytest.approx(with_flags(SLOT_COLUMNS, expected, set()))
+    shown = named(CARD_COLUMNS, card_rows(layout)[0][layout.blueprints.index("good")])
+    assert shown == pytest.approx(
+        with_flags(
+            CARD_COLUMNS,
+            {"params": math.log1p(0.5), "macs": math.log1p(0.25), "mixing_global": 1.0, "fits": 1.0},
+            set(),
+        )
+    )
+
+
+def with_flags(columns: tuple[Column, ...], expected: dict[str, float], missing: set[str]) -> dict[str, float]:
+    """All columns: those expected, 1 for the flags of what was measured, 0 for the rest."""
+    names = [column.name for column in columns]
+    assert expected.keys() <= set(names)
+    measured = {name: float(name.removesuffix("_measured") not in missing) for name in names if "_measured" in name}
+    return {name: expected.get(name, measured.get(name, 0.0)) for name in names}
+
+
 def test_a_new_seed_does_not_inherit_the_change_of_the_last_one() -> None:
     spec = world(horizon=20)
     steps = play(spec, script_chooser(KEEP))
@@ -171,13 +289,60 @@ def test_suspicion_is_seen() -> None:
 
 
 def test_the_observation_has_no_scale_of_the_host() -> None:
-    """Ten times the parameters and twice the epochs of life: the same shares, the same row."""
+    """Ten times the parameters: the same shares, the same row."""
     small = world()
     blueprints = tuple(replace(blueprint, params=5000) for blueprint in small.blueprints)
     large = replace(small, host_params=10_000, blueprints=blueprints)
     for one, ten in zip(play(small, script_chooser(KEEP)), play(large, script_chooser(KEEP)), strict=True):
         assert global_row(view(small, one)) == pytest.approx(global_row(view(large, ten)))
         assert slot_rows(view(small, one)) == tuple(pytest.approx(row) for row in slot_rows(view(large, ten)))
+
+
+def test_the_observation_has_no_scale_of_time_or_task() -> None:
+    """Everything twice as slow, and 100 classes of which 1 % is chance: the same shares, the same rows."""
+    spec = world()
+    env_view = told(spec)
+    report, previous = env_view.report, env_view.previous
+    assert previous is not None
+
+    def score(accuracy_pct: float) -> float:
+        return 1.0 + 99.0 * (accuracy_pct - 10.0) / 90.0
+
+    def slower(old: EpochReport) -> EpochReport:
+        signals = replace(
+            old.signals,
+            horizon=20,
+            plateau_epochs=2 * old.signals.plateau_epochs,
+            recent_accuracies_pct=tuple(map(score, old.signals.recent_accuracies_pct)),
+        )
+        slots = tuple(
+            replace(s, age_epochs=2 * s.age_epochs, predicted_gain=s.predicted_gain and 2 * s.predicted_gain)
+            for s in old.slots
+        )
+        assert old.train_loss is not None
+        assert old.train_accuracy_pct is not None
+        assert old.committed_accuracy_pct is not None
+        return replace(
+            old,
+            epoch=2 * old.epochs_done - 1,
+            train_loss=2 * old.train_loss,
+            val_loss=2 * old.val_loss,
+            train_accuracy_pct=score(old.train_accuracy_pct),
+            val_accuracy_pct=score(old.val_accuracy_pct),
+            committed_accuracy_pct=score(old.committed_accuracy_pct),
+            signals=signals,
+            slots=slots,
+        )
+
+    other = replace(
+        env_view,
+        report=slower(report),
+        previous=slower(previous),
+        context=replace(env_view.context, num_classes=100),
+    )
+    assert global_named(other) == pytest.approx(global_named(env_view))
+    of_the_ramp = {"epochs_in_stage_share": 0.1}
+    assert slot_named(other, 0) == pytest.approx(slot_named(env_view, 0) | of_the_ramp)
 
 
 def test_cards_are_rows_per_slot_and_blueprint() -> None:
