@@ -50,12 +50,19 @@ def test_random_takes_every_kind_of_legal_op() -> None:
 
 
 @pytest.mark.parametrize(
-    "rates",
-    [(2.4, 2.0, 0.6, 1.3), (0.3, 0.2, 0.1, 0.1), (4.0, 2.5, 2.5, 1.5), (3.5, 3.0, 1.0, 2.2), (0.0, 0.0, 0.0, 0.0)],
-    ids=["usual", "rare", "churning", "crowded", "none"],
+    ("rates", "slots"),
+    [
+        ((2.4, 2.0, 0.6, 1.3), 3),
+        ((0.3, 0.2, 0.1, 0.1), 3),
+        ((4.0, 2.5, 2.5, 1.5), 3),
+        ((3.5, 3.0, 1.0, 2.2), 3),
+        ((4.0, 2.0, 2.0, 2.0), 2),
+        ((0.0, 0.0, 0.0, 0.0), 3),
+    ],
+    ids=["usual", "rare", "churning", "crowded", "as many kept as there are slots", "none"],
 )
-def test_matched_rates_are_realised(rates: tuple[float, ...]) -> None:
-    spec = world(horizon=30)
+def test_matched_rates_are_realised(rates: tuple[float, ...], slots: int) -> None:
+    spec = world(slots, horizon=30)
     wanted = dict(zip(RATED_OPS, rates, strict=True))
     found = rates_of(spec, make("rate_matched", spec, rates=wanted), 150)
     for op, rate in wanted.items():

@@ -51,7 +51,9 @@ def test_plateau_plants_when_the_loss_has_not_fallen_for_long_enough() -> None:
     assert epochs_of(episode("plateau", falling, patience=4, min_gain=0.5), GERMINATE)[0] == 4
 
 
-@pytest.mark.parametrize(("gap", "interval"), [(4.0, 10.0), (-1000.0, 0.0), (1000.0, 20.0)])
+@pytest.mark.parametrize(
+    ("gap", "interval"), [(4.0, 10.0), (2.0, 2.384058), (6.0, 17.615942), (-1000.0, 0.0), (1000.0, 20.0)]
+)
 def test_fragrow_waits_longer_the_more_the_host_overfits(gap: float, interval: float) -> None:
     assert fragrow_interval(20.0, gap) == pytest.approx(interval, abs=1e-6)
 
@@ -201,6 +203,16 @@ def test_the_heuristic_plants_what_proved_itself_again_and_nothing_that_failed()
         next(s.blueprint for s in steps[t].after.slots if s.age_epochs == 1) for t in epochs_of(steps, GERMINATE)
     ]
     assert planted.count("bad") == 1
+
+
+def test_the_heuristic_prefers_what_was_worth_most() -> None:
+    fair = SimulatedBlueprint(name="fair", gain_pp=(2.0, 2.0, 2.0), predicted_gain=0.01, params=900)
+    spec = replace(only(GOOD), blueprints=(fair, GOOD))
+    steps = episode("heuristic", spec)
+    planted = [
+        next(s.blueprint for s in steps[t].after.slots if s.age_epochs == 1) for t in epochs_of(steps, GERMINATE)
+    ]
+    assert planted == ["fair", "good", "good"]
 
 
 def test_the_heuristic_gives_every_blueprint_one_chance_and_no_failure_a_second() -> None:
