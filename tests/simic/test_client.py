@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from esper.leyline import ActionOutcome, EpochReport, ModelFileError, NumericFailure
+from esper.leyline import OPS, ActionOutcome, EpisodeSeed, EpochReport, ModelFileError, NumericFailure
 from esper.scripts.sandbox_loop import context_of, learner_in, run_episodes
 from esper.scripts.sandboxes import Reward
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.tamiyo_inputs import OP
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 from tests.fakes import seeds
 from tests.simic.agent.rounds import SMALL, growth, play_round, same_bits, small_agent, small_world, weights
@@ -47,6 +49,62 @@ def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(chan
         FrozenPolicy(saved, context_of(SPEC), run_seed=0, greedy=True)
     with pytest.raises(ModelFileError, match=words):
         learner_in(SPEC, saved, growth, run_seed=0)
+
+
+# ---- what the policy sees, draws and remembers
+
+
+def column(learner: SimicClient, name: str) -> torch.Tensor:
+    assert learner.buffer is not None
+    return learner.buffer.obs_TND[..., SHAPE.global_columns.index(name)]
+
+
+def test_the_policy_sees_what_its_last_step_changed() -> None:
+    learner = play_round(small_agent(SPEC), SPEC)
+    assert learner.buffer is not None
+    for name in ("val_loss", "train_loss"):
+        now, change, known = (column(learner, name + suffix) for suffix in ("", "_delta", "_delta_measured"))
+        first = int(known[:, 0].argmax())
+        assert first == {"val_loss": 1, "train_loss": 2}[name], "nothing was trained before the reset"
+        assert not known[:first].any()
+        assert known[first:].all()
+        torch.testing.assert_close(change[first:], (now[1:] - now[:-1])[first - 1 :])
+        assert (change[first:] != 0.0).all()
+    ops = learner.buffer.actions_TNH[..., OP]
+    seen = torch.stack([column(learner, f"last_op_{op.name.lower()}") for op in OPS], dim=-1)
+    assert not seen[0].any()
+    assert torch.equal(seen[1:].argmax(dim=-1), ops[:-1])
+    assert len(ops.unique()) > 2
+
+
+def test_a_learner_begins_every_round_without_a_memory_and_counts_its_rewards_once() -> None:
+    agent = small_agent(SPEC)
+    learner = learner_in(SPEC, agent, growth, run_seed=0)
+    for episode in range(2):
+        run_episodes(SPEC, learner, growth, seeds(4, episode))
+        assert learner.buffer is not None
+        rollout = learner.buffer.rollout()
+        choice, values_B = agent.evaluate(rollout.inputs, rollout.actions_TNH)
+        assert torch.allclose(choice.log_probs_BH, rollout.log_probs_TNH.flatten(0, 1), atol=1e-5)
+        assert torch.allclose(values_B, rollout.values_TN.flatten(), atol=1e-5)
+        assert not column(learner, "val_loss_delta_measured")[0].any()
+        learner.update()
+        assert learner.scale.count == (episode + 1) * 4 * SPEC.horizon
+
+
+def test_every_env_episode_and_step_has_draws_of_its_own() -> None:
+    agent = small_agent(SPEC)
+
+    def actions(starts: list[EpisodeSeed]) -> torch.Tensor:
+        learner = learner_in(SPEC, agent, growth, run_seed=0)
+        run_episodes(SPEC, learner, growth, starts)
+        assert learner.buffer is not None
+        return learner.buffer.actions_TNH.clone()
+
+    together, later = actions(seeds(8)), actions(seeds(8, episode=1))
+    assert len({tuple(env.flatten().tolist()) for env in together.unbind(dim=1)}) == 8
+    assert not torch.equal(together, later)
+    assert torch.equal(actions(seeds(8)[5:6])[:, 0], together[:, 5]), "who plays beside it does not matter"
 
 
 # ---- rewards that are no numbers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.experience import Experience
 from esper.simic.agent.gym_network import FlatMasks
-from esper.simic.agent.losses import Losses, UpdateSettings, compute_losses
+from esper.simic.agent.losses import Losses, UpdateSettings, _head_weights, compute_losses
 from esper.simic.agent.policy import ForwardPass
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_update import run_epochs
@@ -142,6 +142,50 @@ def test_the_kl_is_that_of_the_whole_action() -> None:
     assert losses_of().approx_kl.item() == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_step_without_a_choice_trains_the_value_alone() -> None:
+    table, experience = two_rows()
+    forced = replace(experience, usable_TNH=experience.usable_TNH & torch.tensor([False, True])[None, :, None])
+    found = compute_losses(table, forced, torch.arange(2), SETTINGS)
+    assert found.value.item() == pytest.approx(VALUE, abs=1e-6)
+    assert found.policy.item() == pytest.approx(-(0.5 * 0.8 * -1 + 0.5 * 1.25 * -2), abs=1e-6)
+    found.total.backward()  # type: ignore[no-untyped-call]
+    assert table.logits_HNC.grad is not None
+    assert table.values_N.grad is not None
+    assert not table.logits_HNC.grad[:, 0].any()
+    assert table.values_N.grad.all()
+
+
+def test_the_value_is_judged_on_valid_rows_alone() -> None:
+    table, experience = two_rows()
+    half = replace(experience, valid_TN=torch.tensor([[True, False]]))
+    found = compute_losses(table, half, torch.arange(2), SETTINGS)
+    assert found.value.item() == pytest.approx((0.5 - 1.0) ** 2, abs=1e-6)
+
+
+def test_a_lonely_step_of_a_minibatch_weighs_no_more_than_others_of_its_round() -> None:
+    """The first head has a choice on 1 row of the first env and 2 of each other, the second on 3 of the last."""
+    round_TNH = torch.zeros(3, 4, 2, dtype=torch.bool)
+    round_TNH[:2, :, 0] = True
+    round_TNH[0, 0, 0] = False
+    round_TNH[:, 3, 1] = True
+    for envs in ([0, 1], [2, 3]):
+        usable_BH = round_TNH[:, envs].flatten(0, 1)
+        weights_BH = _head_weights(round_TNH, usable_BH, len(envs))
+        # 7 rows of the first and 3 of the second in the round, half of them per minibatch; two heads in use.
+        expected = usable_BH / torch.tensor([2 * 3.5, 2 * 1.5])
+        assert torch.allclose(weights_BH, expected)
+
+
+def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_skipped() -> None:
+    table, experience = two_rows()
+    table.values_N.register_hook(lambda grad: grad * torch.inf)
+    before = [parameter.detach().clone() for parameter in table.parameters()]
+    adam = torch.optim.Adam(table.parameters(), lr=0.1)
+    result = run_epochs(table, adam, experience, SETTINGS, torch.Generator().manual_seed(0))
+    assert (result.num_nonfinite, result.num_optimizer_steps, result.grad_norm_mean) == (1, 0, None)
+    assert all(torch.equal(*pair) for pair in zip(before, table.parameters(), strict=True))
+
+
 def test_steps_towards_the_prior_lower_the_loss() -> None:
     """The first head likes its first choice less than the prior does, so descent must raise its logit."""
     table, experience = two_rows()
@@ -220,9 +264,12 @@ def test_exploration_fades_over_the_last_half(env_steps: int, share: float) -> N
     assert agent.exploration.epsilons == pytest.approx(expected)
 
 
-def test_a_second_update_begins_at_ratio_one_and_moves_on() -> None:
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_second_update_begins_at_ratio_one_and_moves_on(memory: bool) -> None:
     """Observation statistics, exploration and memory of the first pass are those the round was lived with."""
-    agent = small_agent(SPEC, learning_rate=1e-3, minibatches=1, epochs=4, target_kl=1e9, schedule_steps=100)
+    agent = small_agent(
+        SPEC, learning_rate=1e-3, minibatches=1, epochs=4, target_kl=1e9, schedule_steps=100, memory=memory
+    )
     for episode in range(2):
         agent.update(lived_buffer(agent, SPEC, envs=8, episode=episode))
         assert agent.last_ratios_B is not None

@@ -96,8 +96,11 @@ def test_more_slots_that_all_look_alike_look_like_one_of_them() -> None:
 def test_each_part_of_an_action_knows_the_parts_before_it() -> None:
     spec = small_world()
     agent = small_agent(spec)
-    forward = agent.network(lived_buffer(agent, spec, envs=4).rollout().inputs)
-    for head, earlier in ((SLOT, OP), (BLUEPRINT, SLOT), (BLEND, BLUEPRINT)):
+    inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
+    # A blueprint costs another share in every slot, as on real hosts.
+    rows_SPC = inputs.cards.rows_SPC + torch.arange(3.0)[:, None, None]
+    forward = agent.network(replace(inputs, cards=replace(inputs.cards, rows_SPC=rows_SPC)))
+    for head, earlier in ((SLOT, OP), (BLUEPRINT, SLOT), (BLEND, SLOT), (BLEND, BLUEPRINT)):
         first = torch.zeros(len(forward.values_B), 4, dtype=torch.long)
         other = first.clone()
         other[:, earlier] = 1
@@ -146,6 +149,20 @@ def test_a_policy_made_for_three_slots_runs_and_learns_with_others(num_slots: in
         policy = FrozenPolicy(agent, context_of(other), run_seed=0, greedy=greedy)
         assert len(run_episodes(other, policy, growth, seeds(4))) == 4
     assert play_round(agent, other).update()["performed"]
+
+
+@torch.no_grad()
+def test_a_memory_begins_by_keeping_and_a_policy_by_hardly_preferring_anything() -> None:
+    network = small_agent(small_world()).network
+    for name, parameter in network.memory.named_parameters():
+        gates = parameter.chunk(4)
+        if name.startswith("weight"):
+            assert all(torch.allclose(gate @ gate.T, torch.eye(16), atol=1e-5) for gate in gates)
+        else:
+            assert [gate.unique().tolist() for gate in gates] == [[0], [float("bias_ih" in name)], [0], [0]]
+    outputs = [network.op_head[-1], network.slot_query[-1], network.blueprint_score[-1], network.blend_head[-1]]
+    assert all(float(torch.linalg.matrix_norm(output.weight, 2)) == pytest.approx(0.01) for output in outputs)
+    assert float(torch.linalg.matrix_norm(network.value.out.weight, 2)) == pytest.approx(1.0)
 
 
 def test_an_agent_draws_nothing_from_the_global_generator() -> None:

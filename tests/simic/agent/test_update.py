@@ -111,12 +111,19 @@ def test_invalid_rows_teach_nothing() -> None:
     spec = small_world(rollback_epoch=5)
     first, second = small_agent(spec), small_agent(spec)
     buffer, other = lived_buffer(first, spec), lived_buffer(second, spec)
+    other.obs_TND[6:] = 5.0
+    other.slot_obs_TNSF[6:] = -5.0
+    other.usable_TNH[6:] = True
     other.rewards_TN[6:] = 77.0
     other.values_TN[6:] = -3.0
     other.log_probs_TNH[6:] = -1.0
-    first.update(buffer)
-    second.update(other)
+    metrics = [first.update(buffer), second.update(other)]
     assert same_bits(weights(first), weights(second))
+    assert metrics[0]["heads"] == metrics[1]["heads"]
+    num_valid = 4 * 6
+    assert metrics[0]["env_steps"] == num_valid
+    assert first.network.value.returns.count == first.network.obs_norm.stats.count == num_valid
+    assert first.network.slot_norm.stats.count == 3 * num_valid
 
 
 def test_an_update_without_a_valid_row_says_so() -> None:
@@ -127,29 +134,45 @@ def test_an_update_without_a_valid_row_says_so() -> None:
     assert agent.update(buffer)["skip_reason"] == "no valid step"
 
 
+def _row(buffer: TamiyoRolloutBuffer, step: int) -> StepBatch:
+    masks = buffer.rollout().inputs.masks.map(lambda mask: mask[step])
+    return StepBatch(
+        observation=Observation(obs_ND=buffer.obs_TND[step], slot_obs_NSF=buffer.slot_obs_TNSF[step], masks=masks),
+        actions_NH=buffer.actions_TNH[step],
+        log_probs_NH=buffer.log_probs_TNH[step],
+        usable_NH=buffer.usable_TNH[step],
+        values_N=buffer.values_TN[step],
+        rewards_N=buffer.rewards_TN[step],
+        terminated_N=buffer.terminated_TN[step],
+        truncated_N=buffer.truncated_TN[step],
+        valid_N=buffer.valid_TN[step],
+        bootstraps_N=buffer.bootstraps_TN[step],
+    )
+
+
 def test_the_buffer_takes_a_round_and_no_more() -> None:
     spec = small_world()
     buffer = lived_buffer(small_agent(spec), spec)
-    row = StepBatch(
-        observation=_moment(buffer),
-        actions_NH=buffer.actions_TNH[0],
-        log_probs_NH=buffer.log_probs_TNH[0],
-        usable_NH=buffer.usable_TNH[0],
-        values_N=buffer.values_TN[0],
-        rewards_N=buffer.rewards_TN[0],
-        terminated_N=buffer.terminated_TN[0],
-        truncated_N=buffer.truncated_TN[0],
-        valid_N=buffer.valid_TN[0],
-        bootstraps_N=buffer.bootstraps_TN[0],
-    )
     with pytest.raises(IndexError, match="holds 10 steps"):
-        buffer.write(row)
+        buffer.write(_row(buffer, 0))
+
+
+def test_the_buffer_gives_back_what_was_written() -> None:
+    spec = small_world()
+    lived, generator = lived_buffer(small_agent(spec), spec), torch.Generator().manual_seed(0)
+    stored = [name for name in TamiyoRolloutBuffer.__slots__ if isinstance(getattr(lived, name), Tensor)]
+    for name in stored:
+        getattr(lived, name).copy_(torch.randint(0, 2, getattr(lived, name).shape, generator=generator))
+    copy = TamiyoRolloutBuffer.allocate(spec.horizon, _row(lived, 0).observation, lived.cards)
+    for step in range(spec.horizon):
+        copy.write(_row(lived, step))
+    assert len(stored) == 15
+    assert [name for name in stored if not torch.equal(getattr(copy, name), getattr(lived, name))] == []
 
 
 def _moment(buffer: TamiyoRolloutBuffer) -> Observation:
     """The first row of a round: every slot is empty, so all that can be done is wait or germinate."""
-    masks = buffer.rollout().inputs.masks.map(lambda mask: mask[0])
-    return Observation(obs_ND=buffer.obs_TND[0], slot_obs_NSF=buffer.slot_obs_TNSF[0], masks=masks)
+    return _row(buffer, 0).observation
 
 
 def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, Decision]:
