@@ -81,8 +81,9 @@ def test_the_exit_code_tells_whether_cartpole_was_solved_fast_enough(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_cartpole_is_solved_within_300_000_steps() -> None:
-    run = run_esper(CARTPOLE, 75_000, 16, run_seed=0, memory=True)
+@pytest.mark.parametrize("run_seed", range(3))
+def test_cartpole_is_solved_within_300_000_steps(run_seed: int) -> None:
+    run = run_esper(CARTPOLE, 75_000, 16, run_seed, memory=True)
     assert run.env_steps <= 300_000
     assert missed_limits([run]) == []
 
@@ -123,6 +124,38 @@ def test_rivals_run_on_the_masked_toy(learner: str) -> None:
     assert run.learner == f"sb3-contrib {learner}"
     assert run.env_steps >= 64
     assert 0.0 <= run.mean_return <= 1.0
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[tuple[str, str]]:
+    """The runs that the command would do, by learner and env; nobody learns anything."""
+    done: list[tuple[str, str]] = []
+
+    def esper(env: str, env_steps: int, num_envs: int, run_seed: int, *, memory: bool) -> LearnerRun:
+        done.append(("Esper" if memory else "Esper without memory", env))
+        return learned(learner=done[-1][0], env=env)
+
+    def rival(learner: str, env: str, env_steps: int, num_envs: int, run_seed: int) -> LearnerRun:
+        done.append((learner, env))
+        return learned(learner=learner, env=env)
+
+    monkeypatch.setattr(bench_ppo, "run_esper", esper)
+    monkeypatch.setattr(bench_ppo, "run_rival", rival)
+    main(["bench", "ppo", "--seeds", "2", *flags])
+    return done
+
+
+def test_rivals_run_in_the_same_command_where_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {(CARTPOLE, "Esper"), (CUE, "Esper"), (CUE, "Esper without memory")}
+    rivals = {(env, learner) for env in ENVS for learner in ("RecurrentPPO", "MaskablePPO")}
+    for installed, flags, others in ((True, (), rivals), (True, ("--rival-steps", "0"), set()), (False, (), set())):
+        monkeypatch.setattr(bench_ppo, "_have_rivals", lambda installed=installed: installed)
+        done = ran(monkeypatch, *flags)
+        assert {(env, learner) for learner, env in done} == own | others
+        assert len(done) == len(own) + 2 + len(others), "two seeds of Esper's learner with memory, one of the rest"
+        told = "sb3-contrib is not installed" in capsys.readouterr().out
+        assert told is not installed
 
 
 def play(env: CueRecall, seed: int, *, remembers: bool) -> float:
