@@ -13,7 +13,7 @@ from esper.tamiyo.masks import masks
 from esper.tamiyo.observe import observe
 from esper.tamiyo.rules import CommitRule, fragrow_interval
 from esper.tamiyo.simulation import HostCurve, SimulatedBlueprint, SimulatedWorker, SimulationSpec
-from tests.fakes import Step, germinate, run_policy, seeds, world
+from tests.fakes import Step, act_on, germinate, run_policy, seeds, world
 
 GERMINATE, PRUNE, FOSSILIZE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE
 ARMS = ("periodic", "plateau", "fragrow", "heuristic")
@@ -95,6 +95,28 @@ def test_mixed_evidence_is_decided_by_its_mean_when_the_time_is_up() -> None:
     strict = only(MEH)
     strict = replace(strict, lifecycle=replace(strict.lifecycle, min_contribution=0.7))
     assert epochs_of(episode("periodic", strict), PRUNE) == [37, 38, 39], "what may not be kept is dropped"
+
+
+@pytest.mark.parametrize(("blueprint", "last_word"), [(MEH, FOSSILIZE), (BAD, PRUNE)], ids=["meh", "bad"])
+@pytest.mark.parametrize("name", ARMS)
+def test_the_last_word_on_a_seed_that_may_be_kept_is_what_it_brought(
+    name: str, blueprint: SimulatedBlueprint, last_word: LifecycleOp
+) -> None:
+    """Held for less than three epochs, so that no verdict was reached before the last step."""
+    spec = only(blueprint)
+    controller = make_controller(name, Setting(layout=spec.layout, lifecycle=spec.lifecycle, run_seed=0))
+    worker = SimulatedWorker(spec)
+    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    controller.begin(state)
+    plan = {33: germinate("r0c0", blueprint.name), 34: act_on(LifecycleOp.ADVANCE, "r0c0")}
+    for epoch in range(39):
+        after = observe(worker.step([plan.get(epoch, wait(0))]), spec.layout, spec.lifecycle)
+        controller.store(state, after)
+        state = after
+    assert state.reports[0].slots[0].stage is SeedStage.HOLDING
+    assert state.post_action_masks[0].op[FOSSILIZE]
+    assert state.post_action_masks[0].op[PRUNE]
+    assert controller.act(state)[0].op is last_word
 
 
 def test_nobody_plants_what_cannot_be_kept_in_time() -> None:
