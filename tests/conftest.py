@@ -1,8 +1,13 @@
-"""What all tests share: signals as a terminal gives them to a program."""
+"""What all tests share: one thread for torch, and signals as a terminal gives them to a program."""
 
 from __future__ import annotations
 
+import os
 import signal
+
+# Before anything imports torch, and for the processes that tests start. Float sums change with the number of threads,
+# and tests that run side by side would fight for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 STOPS = {
     signal.SIGINT: signal.default_int_handler,
