@@ -1,10 +1,12 @@
 """PPO over Gymnasium envs: it learns, keeps to the masks, remembers, repeats, and knows how episodes end."""
 
+import json
 import math
 import subprocess
 import sys
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -14,7 +16,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from esper.leyline import NumericFailure
+from esper.leyline import ModelFileError, NumericFailure
 from esper.scripts.cue_recall import CueRecall
 from esper.simic.agent.experience import price
 from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
@@ -242,6 +244,38 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     torch.rand(5)  # global draws of others change nothing
     assert weights_after_training(3) == first
     assert weights_after_training(4) != first
+
+
+def test_a_saved_learner_plays_as_before_and_goes_on_learning(tmp_path: Path) -> None:
+    ppo = RecurrentPPO(cue_recall(4), GymConfig(total_steps=300, **QUICK), run_seed=3, masks=call_action_masks)
+    next(ppo.learn())
+    ppo.save(tmp_path / "learner")
+    again = RecurrentPPO.load(tmp_path / "learner", cue_recall(4), masks=call_action_masks)
+    assert (again.config, again.run_seed, again.env_steps, again.updates) == (ppo.config, 3, ppo.env_steps, 1)
+    assert again.evaluate(cue_recall(8), env_seed=5) == ppo.evaluate(cue_recall(8), env_seed=5)
+    for name, weights in ppo.network.state_dict().items():
+        assert torch.equal(again.network.state_dict()[name], weights), name
+    for mine, theirs in zip(ppo.network.parameters(), again.network.parameters(), strict=True):
+        assert torch.equal(ppo.optimizer.state[mine]["exp_avg"], again.optimizer.state[theirs]["exp_avg"])
+    for _ in again.learn():
+        pass
+    assert again.env_steps >= 300
+
+
+def test_a_learner_is_loaded_whole_or_refused(tmp_path: Path) -> None:
+    ppo = RecurrentPPO(cue_recall(2), GymConfig(**QUICK), run_seed=3)
+    ppo.save(tmp_path)
+    with pytest.raises(
+        ModelFileError, match=r"trained with 5 observed numbers and \(4,\) choices, but the envs have 4"
+    ):
+        RecurrentPPO.load(tmp_path, gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+    facts = json.loads((tmp_path / "agent.json").read_text())
+    (tmp_path / "agent.json").write_text(json.dumps(facts | {"config": {"gamma": 2.0}}))
+    with pytest.raises(ModelFileError, match=r"does not describe a learner .*gamma must be in \(0, 1\], got 2.0"):
+        RecurrentPPO.load(tmp_path, cue_recall(2))
+    (tmp_path / "policy.safetensors").unlink()
+    with pytest.raises(ModelFileError, match=r"policy.safetensors is missing"):
+        RecurrentPPO.load(tmp_path, cue_recall(2))
 
 
 def test_only_steps_of_episodes_count() -> None:

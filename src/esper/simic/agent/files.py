@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,19 @@ def pack(network: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[st
         OPTIMIZER_FILE: save_tensors(moments),
         FACTS_FILE: text.encode(),
     }
+
+
+def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the files of an agent into a directory, which is made if needed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def read_files(directory: Path) -> dict[str, bytes]:
+    """Those files of an agent that are there."""
+    paths = [directory / name for name in (POLICY_FILE, OPTIMIZER_FILE, FACTS_FILE)]
+    return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
 def read_facts(files: Mapping[str, bytes]) -> dict[str, Any]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import NumericFailure, derive_seed
+from esper.leyline import ModelFileError, NumericFailure, derive_seed
 from esper.simic.agent.experience import Experience, Rollout, price
+from esper.simic.agent.files import FACTS_FILE, pack, read_facts, read_files, unpack_, write_files
 from esper.simic.agent.gym_envs import MaskSource, Moment, Outcome, TensorEnvs, call_action_masks
 from esper.simic.agent.gym_network import GymInputs, GymNetwork
 from esper.simic.agent.losses import UpdateSettings
@@ -185,6 +187,43 @@ class RecurrentPPO:
             f"{int(playing_N.sum())} of {others.num_envs} episodes are not over after {max_steps:,} steps; "
             "give the envs a gymnasium.wrappers.TimeLimit, or raise max_steps"
         )
+
+    def save(self, directory: Path) -> None:
+        """Writes weights, statistics and optimizer into a directory, which is made if needed."""
+        facts = {
+            "obs_size": self._envs.obs_size,
+            "sizes": self._envs.sizes,
+            "config": asdict(self.config),
+            "run_seed": self.run_seed,
+            "env_steps": self.env_steps,
+            "updates": self.updates,
+        }
+        write_files(directory, pack(self.network, self.optimizer, facts))
+
+    @classmethod
+    def load(cls, directory: Path, envs: VectorEnv, *, masks: MaskSource | None = None) -> RecurrentPPO:
+        """Goes on with what `save` wrote, in envs that begin anew: their state was not saved.
+
+        Raises:
+            ModelFileError: Files are missing or damaged, or the learner was trained in envs with other spaces.
+        """
+        files = read_files(directory)
+        facts = read_facts(files)
+        try:
+            config, run_seed = GymConfig(**facts["config"]), int(facts["run_seed"])
+            env_steps, updates = int(facts["env_steps"]), int(facts["updates"])
+            spaces = facts["obs_size"], tuple(facts["sizes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelFileError(f"{FACTS_FILE}: does not describe a learner of this release ({error})") from error
+        ppo = cls(envs, config, run_seed=run_seed, masks=masks)
+        if spaces != (ppo._envs.obs_size, ppo._envs.sizes):
+            raise ModelFileError(
+                f"{directory}: trained with {spaces[0]} observed numbers and {spaces[1]} choices, but the envs have "
+                f"{ppo._envs.obs_size} and {ppo._envs.sizes}"
+            )
+        unpack_(ppo.network, ppo.optimizer, files)
+        ppo.env_steps, ppo.updates = env_steps, updates
+        return ppo
 
     def _decide(self, moment: Moment, state: LSTMState, uniforms_NH: Tensor | None) -> tuple[Choice, Tensor, LSTMState]:
         """Choices by the given uniform numbers, or the most likely ones; values in units of reward; new memory."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from esper.leyline import HEAD_NAMES, ModelFileError, derive_seed
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.experience import Rollout, price
-from esper.simic.agent.files import FACTS_FILE, OPTIMIZER_FILE, POLICY_FILE, pack, read_facts, unpack_
+from esper.simic.agent.files import FACTS_FILE, pack, read_facts, read_files, unpack_, write_files
 from esper.simic.agent.health import judge_observations
 from esper.simic.agent.losses import UpdateSettings
 from esper.simic.agent.metrics import by_head, performed_metrics, skipped_metrics
@@ -183,9 +183,7 @@ class PPOAgent:
 
     def save(self, directory: Path) -> None:
         """Writes the files into a directory, which is made if needed. Run checkpoints add hashes and atomicity."""
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, content in self.to_files().items():
-            (directory / name).write_bytes(content)
+        write_files(directory, self.to_files())
 
     @classmethod
     def load(cls, directory: Path) -> PPOAgent:
@@ -194,8 +192,7 @@ class PPOAgent:
         Raises:
             ModelFileError: Files are missing, damaged or from another kind of agent.
         """
-        names = (POLICY_FILE, OPTIMIZER_FILE, FACTS_FILE)
-        return cls.from_files({name: (directory / name).read_bytes() for name in names if (directory / name).is_file()})
+        return cls.from_files(read_files(directory))
 
     def _settings(self) -> UpdateSettings:
         config = self.config
