@@ -156,23 +156,21 @@ class GateWatch:
             if step is None or slot.seed_id is None:
                 self._last.pop((ctx.env, slot.slot_id), None)
                 continue
-            passed = step.op is not None and masks.slot_by_op[step.op][position]
-            # A closed mask may have other reasons, so the gate is asked itself; an open one needs no more words.
-            result = step.ask(slot, config) if always or not passed else None
-            passed = passed or (result is not None and result.passed)
+            # A mask that is open says all there is to tell; one that is closed may have other reasons.
+            is_open = not always and step.op is not None and masks.slot_by_op[step.op][position]
+            result = None if is_open else step.ask(slot, config)
+            passed = result is None or result.passed
             answer = slot.seed_id, step.gate, passed
             before = self._last.get((ctx.env, slot.slot_id))
             known = before is not None and before[:2] == answer[:2]
-            changed = before != answer if known else not passed
-            if always or changed:
-                checks = () if result is None else result.checks
+            if always or (before != answer if known else not passed):
                 data = GateEvaluated(
                     seed_id=slot.seed_id,
                     slot_id=slot.slot_id,
                     gate=step.gate,
                     target_stage=step.target.name,
                     passed=passed,
-                    checks=checks if always else tuple(check for check in checks if not check.passed),
+                    checks=() if result is None else tuple(c for c in result.checks if always or not c.passed),
                 )
                 _emit(hub, ctx, T.GATE_EVALUATED, data)
             self._last[ctx.env, slot.slot_id] = answer
