@@ -185,7 +185,7 @@ def test_an_exporter_that_fails_on_every_round_is_told_at_once_and_switched_off(
             raise ConnectionError("no quota")
 
     monkeypatch.setitem(sys.modules, "wandb", Refusing("wandb"))
-    backend = WandbBackend("wandb", project="esper", run_id="r1", config={})
+    backend = WandbBackend("wandb", project="esper", run_id="r1", config={}, folder=tmp_path)
     with open_hub(tmp_path, backends=(backend,)) as hub:
         for event in log_of(6):
             hub.emit(event)
@@ -204,7 +204,7 @@ def test_one_row_per_round_with_the_env_steps_in_it(
     stub = StubLibrary(library)
     monkeypatch.setitem(sys.modules, library, stub)
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    backend = WandbBackend(library, project="esper", run_id="r1", config={"lr": 0.1})
+    backend = WandbBackend(library, project="esper", run_id="r1", config={"lr": 0.1}, folder=tmp_path)
     with open_hub(tmp_path, backends=(backend,)) as hub:
         for event in log_of(2):
             hub.emit(event)
@@ -218,6 +218,7 @@ def test_one_row_per_round_with_the_env_steps_in_it(
     assert options["resume"] == "allow", "a run that goes on is the same run there"
     if library == "wandb":
         assert (options["id"], options["mode"]) == ("r1", "offline")
+        assert options["dir"] == str(tmp_path), "what belongs to a run lies in its directory"
         assert ("define_metric", ("*", "env_steps")) in stub.calls
 
 
@@ -227,7 +228,9 @@ def test_nothing_leaves_the_machine_unless_the_environment_asks_for_it(
     stub = StubLibrary("wandb")
     monkeypatch.setitem(sys.modules, "wandb", stub)
     monkeypatch.setenv("WANDB_MODE", "online")
-    with open_hub(tmp_path, backends=(WandbBackend("wandb", project="esper", run_id="r1", config={}),)):
+    with open_hub(
+        tmp_path, backends=(WandbBackend("wandb", project="esper", run_id="r1", config={}, folder=tmp_path),)
+    ):
         pass
     assert stub.calls[0][1]["mode"] == "online"
 
@@ -236,7 +239,7 @@ def test_a_missing_library_is_named_before_training(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ValueError, match="wandb is not installed: pip install wandb"):
-        open_hub(tmp_path, backends=(WandbBackend("wandb", project="p", run_id="r", config={}),))
+        open_hub(tmp_path, backends=(WandbBackend("wandb", project="p", run_id="r", config={}, folder=tmp_path),))
     with pytest.raises(ValueError, match=r"pip install 'esper\[metrics\]'"):
         open_hub(tmp_path, backends=(TensorBoardBackend(tmp_path / "metrics"),))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ class WandbBackend:
         project: Where the run appears.
         run_id: Name and identity of the run there: ours.
         config: What to show as its configuration. Never put secrets here; the library has its own place for them.
+        folder: Where W&B keeps its files; trackio has one place for all runs.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class WandbBackend:
         project: str,
         run_id: str,
         config: Mapping[str, Any],
+        folder: Path,
     ) -> None:
         self.name: str = library
         self._project = project
         self._run_id = run_id
         self._config = dict(config)
+        self._folder = folder
         self._rounds = RoundCollector()
         self._library: ModuleType | None = None
 
@@ -59,6 +63,7 @@ class WandbBackend:
                 resume="allow",
                 mode=mode,
                 config=self._config,
+                dir=str(self._folder),
             )
             self._library.define_metric("*", step_metric=STEPS)
         else:

@@ -68,4 +68,4 @@ def _exporter(
         return TensorBoardBackend(run_dir / METRICS_DIR, purge_step=env_steps)
     from esper.nissa.wandb import WandbBackend
 
-    return WandbBackend(name, project="esper", run_id=run_id, config=run_config)
+    return WandbBackend(name, project="esper", run_id=run_id, config=run_config, folder=run_dir)
