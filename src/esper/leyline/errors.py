@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     """Usage, configuration or data."""
     LOG_INCOMPLETE = 3
-    """Trained to the end, but the event log has gaps."""
+    """Trained to the end, or stopped at a boundary because of it, with an incomplete event log."""
     CHECKPOINT = 4
     """No checkpoint could be used."""
     NUMERIC = 5

@@ -48,7 +48,7 @@ def train_command(
     controller: Annotated[str | None, tyro.conf.Positional, _unset(_CONTROLLERS, "[CONTROLLER]")] = None,
     preset: Annotated[str | None, _unset(_PRESETS, "NAME")] = None,
     config_json: Annotated[
-        Path | None, _unset("File with fields of the configuration; flags go before it.", "FILE")
+        Path | None, _unset("File with fields of the configuration; flags override it.", "FILE")
     ] = None,
     resume: Annotated[
         Path | None, _unset("Run directory to go on with, from its newest valid checkpoint.", "RUN")

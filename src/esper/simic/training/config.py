@@ -138,7 +138,7 @@ class TrainingConfig:
     target_kl: float = _option("policy", "joint KL at which the passes of a round stop", 0.03)
     entropy_coef: float = _option("policy", "pull towards the prior, at the start", 0.1)
     entropy_coef_final: float = _option("policy", "the same at the end", 0.01)
-    anneal_fraction: float = _option("policy", "share of the run over which the schedules above come to their end", 1.0)
+    anneal_fraction: float = _option("policy", "share of the run in which lr, pull and epsilons come to their end", 1.0)
     epsilon_op: float = _option("policy", "share of uniform choices mixed into the op head", 0.01)
     epsilon: float = _option("policy", "the same for slot, blueprint and blend", 0.05)
     value_coef: float = _option("policy", "weight of the critic's loss", 0.5)
