@@ -21,8 +21,8 @@ def report_command(
 ) -> None:
     """Write a report of a run as one HTML file that needs no network.
 
-    It shows the verdict, learning curves, accuracy against parameters, the lives of the seeds, the health of the
-    policy, every warning, whether the record is whole, and what is needed to repeat the run.
+    It shows the verdict, curves of accuracy, loss and return, accuracy against parameters, the lives of the seeds, the
+    health of the policy, every warning, whether the record is whole, and what is needed to repeat the run.
     """
     from esper.karn.replay import find_run
     from esper.karn.report import make_report

@@ -30,9 +30,9 @@ def status_command(
 ) -> None:
     """Show what a run is doing, live or finished.
 
-    The first line says what is the case, the second cites the figure, limit and event behind it, the third what to
-    do. All of it is computed from the event log; only the question whether the process is alive is put to the
-    heartbeat file and the operating system. Watching a run cannot disturb it.
+    Below the run's name, the first line says what is the case, the second cites the figure, limit and event behind it,
+    the third what to do. All of it is computed from the event log; only the question whether the process is alive is
+    put to the heartbeat file and the operating system. Watching a run cannot disturb it.
     """
     from esper.karn.console import render_status
 
