@@ -69,7 +69,7 @@ class GradientStats(TypedDict):
 
 
 class LSTMStats(TypedDict):
-    """The memory during the update's forward passes."""
+    """The memory in the update's last forward pass."""
 
     h_rms: float
     c_rms: float
