@@ -269,6 +269,9 @@ def test_a_learner_is_loaded_whole_or_refused(tmp_path: Path) -> None:
         ModelFileError, match=r"trained with 5 observed numbers and \(4,\) choices, but the envs have 4"
     ):
         RecurrentPPO.load(tmp_path, gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+    RecurrentPPO(cue_recall(2), GymConfig(**QUICK), run_seed=3, masks=call_action_masks).save(str(tmp_path / "masked"))
+    with pytest.raises(ModelFileError, match=r"trained with action masks. Give `masks` here too"):
+        RecurrentPPO.load(str(tmp_path / "masked"), cue_recall(2))
     facts = json.loads((tmp_path / "agent.json").read_text())
     (tmp_path / "agent.json").write_text(json.dumps(facts | {"config": {"gamma": 2.0}}))
     with pytest.raises(ModelFileError, match=r"does not describe a learner .*gamma must be in \(0, 1\], got 2.0"):

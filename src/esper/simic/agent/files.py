@@ -42,16 +42,17 @@ def pack(network: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[st
     }
 
 
-def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+def write_files(directory: str | Path, files: Mapping[str, bytes]) -> None:
     """Writes the files of an agent into a directory, which is made if needed."""
-    directory.mkdir(parents=True, exist_ok=True)
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (directory / name).write_bytes(content)
+        (folder / name).write_bytes(content)
 
 
-def read_files(directory: Path) -> dict[str, bytes]:
+def read_files(directory: str | Path) -> dict[str, bytes]:
     """Those files of an agent that are there."""
-    paths = [directory / name for name in (POLICY_FILE, OPTIMIZER_FILE, FACTS_FILE)]
+    paths = [Path(directory) / name for name in (POLICY_FILE, OPTIMIZER_FILE, FACTS_FILE)]
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 

@@ -188,11 +188,12 @@ class RecurrentPPO:
             "give the envs a gymnasium.wrappers.TimeLimit, or raise max_steps"
         )
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: str | Path) -> None:
         """Writes weights, statistics and optimizer into a directory, which is made if needed."""
         facts = {
             "obs_size": self._envs.obs_size,
             "sizes": self._envs.sizes,
+            "masked": self._masks is not None,
             "config": asdict(self.config),
             "run_seed": self.run_seed,
             "env_steps": self.env_steps,
@@ -201,20 +202,23 @@ class RecurrentPPO:
         write_files(directory, pack(self.network, self.optimizer, facts))
 
     @classmethod
-    def load(cls, directory: Path, envs: VectorEnv, *, masks: MaskSource | None = None) -> RecurrentPPO:
+    def load(cls, directory: str | Path, envs: VectorEnv, *, masks: MaskSource | None = None) -> RecurrentPPO:
         """Goes on with what `save` wrote, in envs that begin anew: their state was not saved.
 
         Raises:
-            ModelFileError: Files are missing or damaged, or the learner was trained in envs with other spaces.
+            ModelFileError: Files are missing or damaged, or the learner was trained in envs with other spaces, or with
+                masks where none are given now.
         """
         files = read_files(directory)
         facts = read_facts(files)
         try:
             config, run_seed = GymConfig(**facts["config"]), int(facts["run_seed"])
             env_steps, updates = int(facts["env_steps"]), int(facts["updates"])
-            spaces = facts["obs_size"], tuple(facts["sizes"])
+            spaces, masked = (facts["obs_size"], tuple(facts["sizes"])), bool(facts["masked"])
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"{FACTS_FILE}: does not describe a learner of this release ({error})") from error
+        if masked and masks is None:
+            raise ModelFileError(f"{directory}: trained with action masks. Give `masks` here too, or it breaks them")
         ppo = cls(envs, config, run_seed=run_seed, masks=masks)
         if spaces != (ppo._envs.obs_size, ppo._envs.sizes):
             raise ModelFileError(

@@ -181,12 +181,12 @@ class PPOAgent:
         unpack_(agent.network, agent.optimizer, files)
         return agent
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: str | Path) -> None:
         """Writes the files into a directory, which is made if needed. Run checkpoints add hashes and atomicity."""
         write_files(directory, self.to_files())
 
     @classmethod
-    def load(cls, directory: Path) -> PPOAgent:
+    def load(cls, directory: str | Path) -> PPOAgent:
         """Reads what `save` wrote.
 
         Raises:
