@@ -6,6 +6,7 @@ per second of processor time spent on learning; evaluation is not counted.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import platform
 import statistics
@@ -247,7 +248,12 @@ def _figures(runs: Sequence[LearnerRun]) -> dict[str, Any]:
     import torch
 
     return {
-        "versions": {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()},
+        "versions": {
+            "torch": torch.__version__,
+            "sb3_contrib": importlib.metadata.version("sb3_contrib") if _have_rivals() else None,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        },
         "threads": torch.get_num_threads(),
         "episodes": NUM_EPISODES,
         "limits": {"env": CARTPOLE, "mean_return": SOLVED, "steps_per_cpu_s": LEAST_STEPS_PER_CPU_S},
