@@ -47,6 +47,30 @@ def shown(*events: LoggedEvent, **options: Any) -> str:
     return file.getvalue()
 
 
+def test_a_notice_stands_below_the_bars_from_the_next_drawing_on() -> None:
+    said: list[str] = []
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=80, color_system=None, legacy_windows=False)
+    progress = RunProgress(console, notice=lambda: said[-1] if said else None)
+    live = LiveConsole(progress, label="ppo", rounds=4, horizon=5, done=0)
+    assert not progress.is_drawing()
+    live.start()
+    assert progress.is_drawing()
+    assert "stopping" not in file.getvalue()
+    said.append("stopping after this\x1b[2J round")
+    progress.refresh()
+    live.close()
+    assert "stopping after this [2J round" in file.getvalue()
+    assert not progress.is_drawing()
+
+
+def test_without_a_terminal_nothing_is_drawn_over() -> None:
+    progress = RunProgress(Console(file=io.StringIO(), force_terminal=False))
+    progress.start()
+    assert not progress.is_drawing()
+    progress.stop()
+
+
 def test_away_from_a_terminal_every_round_is_a_line() -> None:
     text = shown(
         logged(T.RUN_STARTED, started(), seq=0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TextIO
 
@@ -21,7 +21,7 @@ from esper.karn.console import STYLES, clean, describe, duration
 from esper.karn.fold import ATTENTION, fold
 from esper.karn.verdict import Verdict, verdict
 from esper.karn.view import EMPTY, RunView
-from esper.leyline import EpochCompleted, LoggedEvent, RoundCompleted, TelemetryEventType
+from esper.leyline import EpochCompleted, LoggedEvent, RoundCompleted, Severity, TelemetryEventType
 
 SAID_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
 """Warnings that the command itself words, on stderr."""
@@ -89,9 +89,15 @@ def run_console(mode: str = "auto") -> Console:
 
 
 class RunProgress(Progress):
-    """Bars, each with its facts and its verdict below, so that 80 columns are enough. Drawn on terminals only."""
+    """Bars, each with its facts and its verdict below, so that 80 columns are enough. Drawn on terminals only.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        console: Where to draw.
+        notice: Asked at every drawing for a line that concerns all runs; None for none.
+    """
+
+    def __init__(self, console: Console, notice: Callable[[], str | None] = lambda: None) -> None:
+        self._notice = notice
         super().__init__(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -108,6 +114,12 @@ class RunProgress(Progress):
         for task in self.tasks:
             yield self.make_tasks_table([task])
             yield from task.fields["below"]
+        if (notice := self._notice()) is not None:
+            yield Text(clean(notice), STYLES[Severity.WARNING])
+
+    def is_drawing(self) -> bool:
+        """True while lines written by others would be drawn over."""
+        return self.console.is_terminal and self.live.is_started
 
 
 class LiveConsole:

@@ -28,8 +28,12 @@ from esper.scripts.train_flags import (
 from esper.simic.training.config import PRESETS
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.karn.live import RunProgress
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.session import Finish, Start
+    from esper.simic.training.stop_signals import StopSignals
 
 
 RUNS_DIR = Path("runs")
@@ -132,16 +136,16 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
     Raises:
         SystemExit: The run was stopped, or its log has gaps.
     """
-    from esper.karn.live import LiveConsole, RunProgress, run_console
+    from esper.karn.live import LiveConsole, run_console
     from esper.scripts.train_tables import outcome_table
     from esper.simic.training.session import run_session
-    from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
     config, console = start.config, run_console(start.config.console)
     task = training_task(config)
+    progress, stop = _progress_and_stop(console)
     screen = LiveConsole(
-        RunProgress(console),
+        progress,
         label=config.controller,
         rounds=config.rounds,
         horizon=task.horizon,
@@ -153,13 +157,24 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
             f"run {start.run.path}" + (f", resumed after round {start.rounds_done}" if start.checkpoint else ""),
         ),
     )
-    with StopSignals() as stop:
+    with stop:
         finish = run_session(start, stop, (screen,), data_dir=data_dir)
     if finish.history:
         console.print(outcome_table(finish.history, config.envs))
     console.print(_last_words(start, finish), soft_wrap=True, markup=False, highlight=False)
     if finish.exit_code:
         raise SystemExit(int(finish.exit_code))
+
+
+def _progress_and_stop(console: Console) -> tuple[RunProgress, StopSignals]:
+    """Bars, and signals whose answer stands below them as long as they are drawn."""
+    from esper.karn.live import RunProgress
+    from esper.simic.training.stop_signals import StopSignals
+
+    stop = StopSignals()
+    progress = RunProgress(console, notice=lambda: stop.notice)
+    stop.on_screen = progress.is_drawing
+    return progress, stop
 
 
 def _last_words(start: Start, finish: Finish) -> str:
@@ -196,11 +211,10 @@ def _side(word: str, base: str | None, config_json: Path | None, changes: dict[s
 
 
 def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
-    from esper.karn.live import LiveConsole, RunProgress, run_console
+    from esper.karn.live import LiveConsole, run_console
     from esper.scripts.train_tables import comparison_table
     from esper.simic.training.dual_ab import check_comparable, differing_fields, run_comparison
     from esper.simic.training.session import start_new
-    from esper.simic.training.stop_signals import StopSignals
     from esper.simic.training.vectorized import training_task
 
     a, b = (replace(config, require_complete=True) for _, config in sides)
@@ -211,7 +225,8 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
     horizon = training_task(a).horizon
     names = _different([name for name, _ in sides])
     starts = tuple(start_new(config, runs, group=name) for name, config in zip(names, (a, b), strict=True))
-    progress, differences = RunProgress(console), f"the sides differ in {', '.join(differing_fields(a, b))}"
+    progress, stop = _progress_and_stop(console)
+    differences = f"the sides differ in {', '.join(differing_fields(a, b))}"
     first, second = (
         LiveConsole(
             progress,
@@ -224,7 +239,7 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
         )
         for name, start, said in zip(names, starts, ((differences,), ()), strict=True)
     )
-    with StopSignals() as stop:
+    with stop:
         finish = run_comparison((starts[0], starts[1]), stop, (first, second), data_dir=data_dir)
     if finish.found.pairs:
         console.print(comparison_table(names, finish.found))

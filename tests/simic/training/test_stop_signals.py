@@ -148,6 +148,19 @@ def test_later_signals_change_nothing_and_a_late_watcher_is_told() -> None:
     assert calls == [1]
 
 
+def test_where_a_screen_shows_the_answer_nothing_is_written_across_it(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignals() as stops:
+        stops.on_screen = lambda: True
+        signal.raise_signal(signal.SIGINT)
+        assert stops.notice is not None
+        assert stops.notice.startswith("stopping after this round; Ctrl-C again stops now")
+        assert capfd.readouterr().err == ""
+        stops.on_screen = lambda: False
+        signal.raise_signal(signal.SIGINT)
+        assert stops.notice.startswith("stopping now")
+        assert capfd.readouterr().err == f"esper: {stops.notice}\n"
+
+
 def test_in_another_thread_nothing_is_installed() -> None:
     before = signal.getsignal(signal.SIGTERM)
     seen: list[object] = []

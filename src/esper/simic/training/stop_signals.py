@@ -42,6 +42,10 @@ class StopSignals:
         """What the process should end with; None: nobody asked it to stop."""
         self.round_s: float | None = None
         """How long a round takes, for the message; None: not known yet."""
+        self.notice: str | None = None
+        """What the person at the terminal is told; None: nobody asked."""
+        self.on_screen: Callable[[], bool] = lambda: False
+        """True while something draws `notice`: a line written across its drawing would be lost."""
         self._cancels: list[Callable[[], None]] = []
         self._interrupts = 0
         self._before: dict[signal.Signals, Any] = {}
@@ -76,22 +80,27 @@ class StopSignals:
         self.exit_code = _CODES[signal.Signals(signum)]
         self.after_round = True
         if signum == signal.SIGINT and self._interrupts == 1:
-            _tell(
+            self._tell(
                 f"stopping after this round{_duration(self.round_s)}; Ctrl-C again stops now and repeats it on resume"
             )
             return
         self.now = True
-        _tell("stopping now; the unfinished round is repeated on resume. A third Ctrl-C ends the process at once")
+        self._tell("stopping now; the unfinished round is repeated on resume. A third Ctrl-C ends the process at once")
         for cancel in self._cancels:
             cancel()
+
+    def _tell(self, words: str) -> None:
+        self.notice = words
+        if not self.on_screen():
+            _write(f"esper: {words}\n")
 
 
 def _duration(round_s: float | None) -> str:
     return "" if round_s is None else f" (rounds take about {round_s:.0f} s)"
 
 
-def _tell(words: str) -> None:
+def _write(line: str) -> None:
     # Not through sys.stderr: the handler may have interrupted a write to it, and buffered files do not allow two. A
     # terminal that is gone, as after SIGHUP, is no reason to fail.
     with suppress(OSError):
-        os.write(2, f"esper: {words}\n".encode())
+        os.write(2, line.encode())
