@@ -33,6 +33,11 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)
 
 
+def clean_lines(text: str) -> str:
+    """The same of a text of several lines, which it keeps."""
+    return "\n".join(map(clean, text.split("\n")))
+
+
 def render_status(view: RunView, found: Verdict) -> RenderableType:
     """The whole screen: who, what is the matter, how far, and the details."""
     parts: list[RenderableType] = [_title(view), Text(""), _verdict(found), Text(""), _figures(view, found.state)]

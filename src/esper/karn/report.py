@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import structs
 
 from esper.karn import charts
-from esper.karn.console import clean, describe
+from esper.karn.console import clean_lines, describe
 from esper.karn.finding import State
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.process import read_heartbeat
@@ -96,7 +96,7 @@ def _render(**values: object) -> str:
 
 def _printable(value: object) -> object:
     """What the page is given; what it makes itself is markup already, and left alone."""
-    return "\n".join(map(clean, value.split("\n"))) if type(value) is str else value
+    return clean_lines(value) if type(value) is str else value
 
 
 def _picture(svg: str | None) -> str | None:

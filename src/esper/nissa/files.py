@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
-    """Puts `content` in place of a file in one step. If that fails, the old file is there and nothing else is.
+    """Puts `content` in place of a file in one step. If it cannot be written, the old file stays and nothing else does.
 
     Args:
         path: The file; a temporary one is made beside it.

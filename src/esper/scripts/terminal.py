@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,9 +34,10 @@ def json_ready(value: Any) -> Any:
 
 def complain(text: str) -> None:
     """A message on stderr. What it quotes may come from a log or a path, and must not steer the terminal."""
-    from esper.karn.console import clean
+    from esper import nissa
+    from esper.karn.console import clean_lines
 
-    sys.stderr.write("\n".join(clean(line) for line in f"esper: {text}".split("\n")) + "\n")
+    nissa.complain(clean_lines(text))
 
 
 def warn_if_not_whole(found: Mapping[Path, Integrity]) -> None:
