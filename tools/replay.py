@@ -3,7 +3,8 @@
     make replay            compare
     make replay UPDATE=1   store what this build does, after a change that is meant to alter results
 
-Bits are promised for one kind of processor and one torch version, so the stored run says where it was made.
+Bits are promised for one kind of processor and one torch version, so the stored run says where it was made. Events and
+history are compared by their values, per event type and without the names of their fields: a rename is not a result.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,23 +48,35 @@ def play() -> dict[str, str]:
             with open_trainer(RUN, recorder, NeverStop()) as trainer:
                 trainer.run()
                 files = run_files(trainer)
-        facts = [_fact(event) for event in replay(Path(folder)) if isinstance(event, LoggedEvent)]
+        events = [event for event in replay(Path(folder)) if isinstance(event, LoggedEvent)]
     history = [asdict(replace(row, phases_ms={}, phases_cpu_ms={}, duration_s=0.0)) for row in trainer.history]
     weights = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != STATE_FILE}
-    return {**weights, "history": _hash(history), "events": _hash([fact for fact in facts if fact is not None])}
+    return {**weights, "history": _hash([_values(row) for row in history]), **_event_hashes(events)}
 
 
-def _fact(event: LoggedEvent) -> Any:
-    if not EVENTS[event.type].training_fact:
-        return None
-    ids = [event.type.value, event.round, event.episode, event.env, event.epoch]
-    return [*ids, _timeless(asdict(event.data))]  # type: ignore[call-overload]
+def _event_hashes(events: list[LoggedEvent]) -> dict[str, str]:
+    """Count and hash of the events of each type that states a training fact."""
+    facts = defaultdict(list)
+    for event in events:
+        if EVENTS[event.type].training_fact:
+            ids = [event.round, event.episode, event.env, event.epoch]
+            facts[event.type.value].append([*ids, _values(asdict(event.data))])  # type: ignore[call-overload]
+    return {f"event {name}": f"{len(rows)} {_hash(rows)}" for name, rows in sorted(facts.items())}
 
 
-def _timeless(value: Any) -> Any:
+def _values(value: Any) -> list[str]:
+    """The measured values anywhere inside, sorted; times differ between runs and are left out."""
+    return sorted(json.dumps(leaf, default=str) for leaf in _leaves(value))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
-        return {str(key): _timeless(part) for key, part in value.items() if not str(key).endswith(TIMING_SUFFIXES)}
-    return [_timeless(part) for part in value] if isinstance(value, list | tuple) else value
+        value = [part for key, part in value.items() if not str(key).endswith(TIMING_SUFFIXES)]
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    elif value is not None:
+        yield value
 
 
 def _hash(value: Any) -> str:
@@ -80,7 +95,8 @@ def main() -> int:
     if differences := identity_differences(stored["identity"], identity()):
         sys.stdout.write(f"not comparable, the stored run was made elsewhere: {'; '.join(differences)}\n")
         return 0
-    differing = [name for name, value in found.items() if stored["hashes"].get(name) != value]
+    known = stored["hashes"]
+    differing = [name for name in {**known, **found} if known.get(name) != found.get(name)]
     sys.stdout.write(f"differs in {', '.join(differing)}\n" if differing else "same bits\n")
     return int(bool(differing))
 
