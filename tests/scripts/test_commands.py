@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.evidence.host_runs import HostRunner, score_committed, with_overrides
 from esper.kasmina import load_model
 from esper.leyline import EpisodeSeed, TelemetryEventType
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.scripts.cli import main
-from esper.scripts.host_runs import HostRunner, score_committed, with_overrides
 from esper.tamiyo.controllers import CONTROLLERS
 
 SEED = [EpisodeSeed(env_id=0, episode=0, run_seed=0)]

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import esper
+from esper.evidence import plan
+from esper.evidence.arms import ARMS
+from esper.evidence.policies import Policy, check_apart
+from esper.evidence.results import ResultStore, read_results
+from esper.evidence.runs import Arena, Finished, Job
 from esper.leyline import EpisodeSeed
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.scripts.cli import main
-from esper.scripts.evidence import plan
-from esper.scripts.evidence.arms import ARMS
-from esper.scripts.evidence.policies import Policy, check_apart
-from esper.scripts.evidence.results import ResultStore, read_results
-from esper.scripts.evidence.runs import Arena, Finished, Job
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import network_shape
@@ -296,7 +296,7 @@ def test_a_policy_that_is_nowhere_is_one_line(tmp_path: Path, capsys: pytest.Cap
 def test_controls_are_made_up_for_if_an_interruption_lost_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.scripts.evidence.claims.MIN_SEEDS", 2)
+    monkeypatch.setattr("esper.evidence.claims.MIN_SEEDS", 2)
     out = tmp_path / "results"
     asked = [*SHORT, "--arms", "static_final", "--seeds", "2", "--out", str(out)]
     found = []

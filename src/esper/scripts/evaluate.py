@@ -20,12 +20,12 @@ from esper.leyline import EpisodeSeed
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
+    from esper.evidence.manifest import Check, Manifest
+    from esper.evidence.plan import Evaluation, Request
+    from esper.evidence.publish import Published
+    from esper.evidence.results import RunResult
+    from esper.evidence.runs import Arena, Job
     from esper.runtime.datasets import Split
-    from esper.scripts.evidence.manifest import Check, Manifest
-    from esper.scripts.evidence.plan import Evaluation, Request
-    from esper.scripts.evidence.publish import Published
-    from esper.scripts.evidence.results import RunResult
-    from esper.scripts.evidence.runs import Arena, Job
 
 EXIT_INVALID = 2
 
@@ -80,7 +80,7 @@ def evaluate_command(
     if from_ is not None:
         _show(console, _regenerate(from_, out), from_.parent if out is None else out)
         return
-    from esper.scripts.evidence.plan import Request, prepare
+    from esper.evidence.plan import Request, prepare
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
@@ -109,10 +109,10 @@ def evaluate_command(
 
 
 def _evaluate(console: Console, evaluation: Evaluation, workers: int) -> Published:
-    from esper.scripts.evidence.manifest import write_manifest
-    from esper.scripts.evidence.plan import ended, jobs
-    from esper.scripts.evidence.publish import publish
-    from esper.scripts.evidence.runs import Arena
+    from esper.evidence.manifest import write_manifest
+    from esper.evidence.plan import ended, jobs
+    from esper.evidence.publish import publish
+    from esper.evidence.runs import Arena
 
     manifest = evaluation.manifest
     arena = Arena(
@@ -138,8 +138,8 @@ def _evaluate(console: Console, evaluation: Evaluation, workers: int) -> Publish
 
 def _run(console: Console, evaluation: Evaluation, arena: Arena, missing: Sequence[Job]) -> Manifest:
     """Opens the test split and plays what is missing."""
-    from esper.scripts.evidence.manifest import note_test_access, write_manifest
-    from esper.scripts.evidence.plan import opened
+    from esper.evidence.manifest import note_test_access, write_manifest
+    from esper.evidence.plan import opened
 
     digests = {policy_id: policy.digest() for policy_id, policy in evaluation.policies.items()}
     facts = {
@@ -174,17 +174,17 @@ def _run(console: Console, evaluation: Evaluation, arena: Arena, missing: Sequen
 
 def _needs_controls(manifest: Manifest) -> bool:
     """True where there are enough runs for a claim."""
-    from esper.scripts.evidence.claims import MIN_SEEDS
+    from esper.evidence.claims import MIN_SEEDS
 
     return len(manifest.run_seeds) >= MIN_SEEDS
 
 
 def _controls(evaluation: Evaluation, arena: Arena, test: Split, digests: Mapping[str, str]) -> list[Check]:
     """What must hold in every evaluation that is to prove something."""
-    from esper.scripts.evidence.arms import ARMS, BASELINE
-    from esper.scripts.evidence.controls import same_again, still_frozen, world_controls
-    from esper.scripts.evidence.runs import Job
-    from esper.scripts.evidence.summary import policy_ids
+    from esper.evidence.arms import ARMS, BASELINE
+    from esper.evidence.controls import same_again, still_frozen
+    from esper.evidence.runs import Job
+    from esper.evidence.summary import policy_ids
 
     if not _needs_controls(evaluation.manifest):
         return []
@@ -198,11 +198,35 @@ def _controls(evaluation: Evaluation, arena: Arena, test: Split, digests: Mappin
     return checks
 
 
+def world_controls() -> list[Check]:
+    """Trains the agent in the two worlds. Takes a minute or two."""
+    from esper.evidence.controls import CONTROL_WORLDS
+    from esper.evidence.manifest import Check
+    from esper.scripts.sandbox_loop import oracle_play, train, unseen
+    from esper.scripts.sandboxes import SANDBOXES
+
+    checks = []
+    for name, world in CONTROL_WORLDS.items():
+        (sandbox,) = (sandbox for sandbox in SANDBOXES if sandbox.name == world)
+        optimum = sandbox.measure(oracle_play(sandbox, unseen(0)))
+        reached = sandbox.measure(train(sandbox, run_seed=0))
+        sign = ">=" if sandbox.higher_is_better else "<="
+        checks.append(
+            Check(
+                name=name,
+                passed=reached is not None and sandbox.passes(reached, optimum),
+                found=f"{sandbox.measured} {'not measured' if reached is None else f'{reached:.3f}'}",
+                limit=f"{sign} {sandbox.limit(optimum):.3f}",
+            )
+        )
+    return checks
+
+
 # ---- other ways to use the command
 
 
 def _regenerate(results: Path, out: Path | None) -> Published:
-    from esper.scripts.evidence.publish import publish
+    from esper.evidence.publish import publish
 
     if not results.is_file():
         raise ValueError(f"--from wants a results.csv, got {results}")
@@ -210,10 +234,10 @@ def _regenerate(results: Path, out: Path | None) -> Published:
 
 
 def _tune(console: Console, request: Request, episodes: int, workers: int) -> None:
+    from esper.evidence.arms import TUNABLE, line_up
+    from esper.evidence.host_runs import with_overrides
+    from esper.evidence.tuning import tune, tuned_table
     from esper.runtime.tasks import get_task_spec, load_task_data
-    from esper.scripts.evidence.arms import TUNABLE, line_up
-    from esper.scripts.evidence.tuning import tune, tuned_table
-    from esper.scripts.host_runs import with_overrides
 
     spec = with_overrides(get_task_spec(request.task), epochs=request.epochs, budget=request.budget)
     lineup = line_up(request.arms or TUNABLE, has_policy=False, subject=None, can_widen=False)
@@ -259,7 +283,7 @@ def _line(result: RunResult) -> str:
 
 
 def _show(console: Console, published: Published, folder: Path) -> None:
-    from esper.scripts.evidence.report import is_invalid, terminal_table, verdict_line
+    from esper.evidence.report import is_invalid, terminal_table, verdict_line
 
     console.print(terminal_table(published.manifest, published.summary))
     for verdict in published.verdicts:

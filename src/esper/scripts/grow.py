@@ -25,8 +25,8 @@ from esper.leyline import (
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
+    from esper.evidence.host_runs import HostRun, OnEpoch
     from esper.runtime.tasks import TaskSpec
-    from esper.scripts.host_runs import HostRun, OnEpoch
 
 MAX_ROLLBACKS = 3
 HISTORY = (
@@ -69,10 +69,10 @@ def grow_command(
 
     Accuracies are on the validation split; `esper evaluate` opens the test split.
     """
+    from esper.evidence.growth_plot import plot_growth
+    from esper.evidence.host_runs import HostRunner, with_overrides
     from esper.kasmina import export_model, save_model
     from esper.runtime.tasks import get_task_spec, load_task_data
-    from esper.scripts.host_runs import HostRunner, with_overrides
-    from esper.scripts.plots import plot_growth
 
     spec = with_overrides(get_task_spec(task), epochs=epochs, budget=budget)
     folder = Path("runs") / f"grow-{spec.name}" if out is None else out

@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from esper.evidence.arms import ARMS, BASELINE, depends_on_policy
+from esper.evidence.manifest import Manifest
+from esper.evidence.results import RunResult
+from esper.evidence.statistics import Comparison, compare_policies, holm
 from esper.leyline import record
-from esper.scripts.evidence.arms import ARMS, BASELINE, depends_on_policy
-from esper.scripts.evidence.manifest import Manifest
-from esper.scripts.evidence.results import RunResult
-from esper.scripts.evidence.statistics import Comparison, compare_policies, holm
 
 FIGURES = (
     "test_accuracy_pct",

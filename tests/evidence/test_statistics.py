@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.scripts.evidence import statistics
-from esper.scripts.evidence.statistics import compare, compare_policies, compare_samples, holm, sign_flip_p
+from esper.evidence import statistics
+from esper.evidence.statistics import compare, compare_policies, compare_samples, holm, sign_flip_p
 
 numbers = st.floats(-50, 50, allow_nan=False).map(lambda value: round(value, 3))
 

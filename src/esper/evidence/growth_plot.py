@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from esper.leyline import SeedStage
 
 if TYPE_CHECKING:
+    from esper.evidence.host_runs import HostRun
     from esper.runtime.tasks import TaskSpec
-    from esper.scripts.host_runs import HostRun
 
 # Okabe and Ito's palette: told apart with any colour vision.
 ALONE, GROWN = "#0072B2", "#D55E00"

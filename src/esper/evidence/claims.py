@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import Enum
 
+from esper.evidence.arms import ARMS, BASELINE
+from esper.evidence.manifest import Check, Manifest
+from esper.evidence.statistics import MIN_POLICIES, Comparison
+from esper.evidence.summary import Summary
 from esper.leyline import record
-from esper.scripts.evidence.arms import ARMS, BASELINE
-from esper.scripts.evidence.manifest import Check, Manifest
-from esper.scripts.evidence.statistics import MIN_POLICIES, Comparison
-from esper.scripts.evidence.summary import Summary
 
 MIN_SEEDS = 20
 """Paired run seeds that a claim needs."""

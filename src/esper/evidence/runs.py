@@ -14,6 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
+from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm
+from esper.evidence.host_runs import HostRun, HostRunner, SideBySide, default_schedule, score_committed
+from esper.evidence.policies import Policy
+from esper.evidence.results import OK, CurvePoint, KeptSeed, ResultStore, RunResult, SeedLife, Topology
+from esper.evidence.starts import Start, widened
 from esper.leyline import (
     EpisodeSeed,
     LifecycleOp,
@@ -27,11 +32,6 @@ from esper.leyline import (
 )
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, count_host_params
-from esper.scripts.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm
-from esper.scripts.evidence.policies import Policy
-from esper.scripts.evidence.results import OK, CurvePoint, KeptSeed, ResultStore, RunResult, SeedLife, Topology
-from esper.scripts.evidence.starts import Start, widened
-from esper.scripts.host_runs import HostRun, HostRunner, SideBySide, default_schedule, score_committed
 from esper.tamiyo.chance import RATED_OPS
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.situation import Setting

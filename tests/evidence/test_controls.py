@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from esper.scripts.evidence.controls import CONTROL_WORLDS, still_frozen, world_controls
-from esper.scripts.evidence.policies import Policy
+from esper.evidence.controls import CONTROL_WORLDS, still_frozen
+from esper.evidence.policies import Policy
+from esper.scripts.evaluate import world_controls
 from esper.scripts.sandboxes import SANDBOXES
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent

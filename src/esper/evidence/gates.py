@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from esper.evidence.manifest import Check
+from esper.evidence.policies import Policy
+from esper.evidence.statistics import MIN_PAIRS, compare_samples
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.replay import is_run
 from esper.leyline import HEAD_NAMES, EpisodeCompleted, HeadUpdate, LoggedEvent, PPOUpdateCompleted, RunStarted
-from esper.scripts.evidence.manifest import Check
-from esper.scripts.evidence.policies import Policy
-from esper.scripts.evidence.statistics import MIN_PAIRS, compare_samples
 
 MIN_EXPLAINED_VARIANCE = 0.2
 MIN_RETURN_CORR = 0.3

@@ -14,12 +14,12 @@ from rich import box
 from rich.console import JustifyMethod
 from rich.table import Table
 
-from esper.scripts.evidence.arms import ARMS, SAMPLED
-from esper.scripts.evidence.claims import Outcome, Verdict
-from esper.scripts.evidence.manifest import SCHEMA_VERSION, Check, Manifest, Session
-from esper.scripts.evidence.results import RunResult
-from esper.scripts.evidence.statistics import LEVEL, MIN_PAIRS, RESAMPLES, Comparison
-from esper.scripts.evidence.summary import Pair, Spread, Summary
+from esper.evidence.arms import ARMS, SAMPLED
+from esper.evidence.claims import Outcome, Verdict
+from esper.evidence.manifest import SCHEMA_VERSION, Check, Manifest, Session
+from esper.evidence.results import RunResult
+from esper.evidence.statistics import LEVEL, MIN_PAIRS, RESAMPLES, Comparison
+from esper.evidence.summary import Pair, Spread, Summary
 
 MAX_RATE_GAP = 0.1
 """How far the op rates of chance may be from those it is matched to, as a share, before the report says so."""

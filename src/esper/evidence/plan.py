@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from esper.leyline import EpisodeSeed
-from esper.runtime.datasets import Dataset
-from esper.runtime.tasks import TaskSpec, count_host_params, get_task_spec, load_task_data
-from esper.scripts.evidence.arms import ALIASES, ARMS, DEFAULT_ARMS, GREEDY, Lineup, line_up
-from esper.scripts.evidence.gates import learning_gates
-from esper.scripts.evidence.manifest import (
+from esper.evidence.arms import ALIASES, ARMS, DEFAULT_ARMS, GREEDY, Lineup, line_up
+from esper.evidence.gates import learning_gates
+from esper.evidence.host_runs import with_overrides
+from esper.evidence.manifest import (
     MANIFEST,
     SCHEMA_VERSION,
     Manifest,
@@ -25,14 +23,16 @@ from esper.scripts.evidence.manifest import (
     read_manifest,
     versions,
 )
-from esper.scripts.evidence.policies import Policy, check_apart, load_policies
-from esper.scripts.evidence.results import ResultStore
-from esper.scripts.evidence.runs import Job
-from esper.scripts.evidence.starts import can_widen
-from esper.scripts.evidence.statistics import MIN_PAIRS, require_libraries
-from esper.scripts.evidence.summary import policy_ids
-from esper.scripts.evidence.tuning import Tuned, read_tuned
-from esper.scripts.host_runs import with_overrides
+from esper.evidence.policies import Policy, check_apart, load_policies
+from esper.evidence.results import ResultStore
+from esper.evidence.runs import Job
+from esper.evidence.starts import can_widen
+from esper.evidence.statistics import MIN_PAIRS, require_libraries
+from esper.evidence.summary import policy_ids
+from esper.evidence.tuning import Tuned, read_tuned
+from esper.leyline import EpisodeSeed
+from esper.runtime.datasets import Dataset
+from esper.runtime.tasks import TaskSpec, count_host_params, get_task_spec, load_task_data
 
 FIRST_SEED = 20_000
 """Run seeds of evaluations start here; training and tuning of controllers use lower ones."""

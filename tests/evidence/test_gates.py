@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from esper.evidence.gates import check_training
 from esper.leyline import HEAD_NAMES, CriticFit, EpisodeCompleted, PPOUpdateCompleted, TelemetryEventType
-from esper.scripts.evidence.gates import check_training
 from tests.karn.logs import RUN_ID, LogWriter, ended, episode_completed, head_update, ppo_update, started
 
 T = TelemetryEventType

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from esper.evidence.host_runs import HostRunner
+from esper.evidence.results import KeptSeed
+from esper.evidence.starts import Start, can_widen, widened
 from esper.leyline import EpisodeSeed
 from esper.runtime.tasks import TASKS, count_host_params, get_task_spec, load_task_data, override
-from esper.scripts.evidence.results import KeptSeed
-from esper.scripts.evidence.starts import Start, can_widen, widened
-from esper.scripts.host_runs import HostRunner
 
 SEEDS = [EpisodeSeed(env_id=n, episode=0, run_seed=20_000 + n) for n in range(2)]
 

@@ -17,6 +17,7 @@ from types import TracebackType
 
 import torch
 
+from esper.evidence.starts import Start, StartedWorkerSpec, build_started_worker
 from esper.kasmina import MorphogeneticModel, export_module
 from esper.leyline import (
     ActionExecutionResult,
@@ -31,7 +32,6 @@ from esper.leyline import (
 )
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, override
-from esper.scripts.evidence.starts import Start, StartedWorkerSpec, build_started_worker
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import run_episodes

@@ -15,11 +15,11 @@ from typing import Any
 
 from rich.table import Table
 
+from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
+from esper.evidence.runs import fixed_controller
 from esper.leyline import EpisodeSeed, HostLayout, derive_seed, record
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
-from esper.scripts.evidence.runs import fixed_controller
-from esper.scripts.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
 
 FIRST_TUNING_SEED = 10_000
 LAST_TUNING_SEED = 19_999

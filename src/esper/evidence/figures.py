@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.scripts.evidence.figure_data import FigureData, GrowthLine, metric_of
-from esper.scripts.evidence.manifest import Manifest
-from esper.scripts.evidence.results import RunResult
+from esper.evidence.figure_data import FigureData, GrowthLine, metric_of
+from esper.evidence.manifest import Manifest
+from esper.evidence.results import RunResult
 
 FIGURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
 # Okabe and Ito's palette: told apart with any colour vision; arms that share a colour differ in marker and line.

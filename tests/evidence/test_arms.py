@@ -2,7 +2,7 @@
 
 import pytest
 
-from esper.scripts.evidence.arms import ARMS, DEFAULT_ARMS, line_up
+from esper.evidence.arms import ARMS, DEFAULT_ARMS, line_up
 
 
 def names(*asked: str, has_policy: bool = False, subject: str | None = None, can_widen: bool = True) -> tuple[str, ...]:

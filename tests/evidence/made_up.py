@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from esper.scripts.evidence.arms import ARMS
-from esper.scripts.evidence.manifest import SCHEMA_VERSION, Check, Manifest, Session, write_manifest
-from esper.scripts.evidence.results import OK, CurvePoint, KeptSeed, ResultStore, RunResult, SeedLife, Topology
-from esper.scripts.evidence.summary import policy_ids
+from esper.evidence.arms import ARMS
+from esper.evidence.manifest import SCHEMA_VERSION, Check, Manifest, Session, write_manifest
+from esper.evidence.results import OK, CurvePoint, KeptSeed, ResultStore, RunResult, SeedLife, Topology
+from esper.evidence.summary import policy_ids
 
 HOST = {"kind": "cnn", "kwargs": {"channels": [8, 8]}}
 PASSED = Check(name="planted", passed=True, found="good", limit="good")

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from esper.evidence import runs
+from esper.evidence.arms import ARMS
+from esper.evidence.controls import TIMES, same_again
+from esper.evidence.host_runs import HostRunner, SideBySide
+from esper.evidence.results import ResultStore, RunResult
+from esper.evidence.runs import Arena, Finished, Job, realised_rates
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, LifecycleOp
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
-from esper.scripts.evidence import runs
-from esper.scripts.evidence.arms import ARMS
-from esper.scripts.evidence.controls import TIMES, same_again
-from esper.scripts.evidence.results import ResultStore, RunResult
-from esper.scripts.evidence.runs import Arena, Finished, Job, realised_rates
-from esper.scripts.host_runs import HostRunner, SideBySide
 from esper.tamiyo.controllers import make_controller
-from tests.scripts.evidence.made_up import row
+from tests.evidence.made_up import row
 
 SEEDS = tuple(EpisodeSeed(env_id=n, episode=0, run_seed=20_000 + n) for n in range(3))
 SETTINGS = {"schedule": {"gap": 2}, "fragrow": {"max_interval": 2.0}}

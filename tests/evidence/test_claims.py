@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from esper.scripts.evidence.claims import Outcome, Verdict, judge
-from esper.scripts.evidence.manifest import Check, Manifest
-from esper.scripts.evidence.results import RunResult
-from esper.scripts.evidence.summary import summarise
-from tests.scripts.evidence.made_up import POLICY, manifest, rows
+from esper.evidence.claims import Outcome, Verdict, judge
+from esper.evidence.manifest import Check, Manifest
+from esper.evidence.results import RunResult
+from esper.evidence.summary import summarise
+from tests.evidence.made_up import POLICY, manifest, rows
 
 RULES = ["schedule", "periodic", "plateau", "fragrow", "heuristic"]
 ARMS = ["wait_only", *RULES, "ppo_greedy", "ppo_sampled", "random", "static_final", "static_wide"]

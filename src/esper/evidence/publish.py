@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from esper.leyline import record
-from esper.scripts.evidence.claims import Verdict, judge
-from esper.scripts.evidence.figure_data import figure_data, write_figure_csvs
-from esper.scripts.evidence.figures import FIGURES, draw_figures
-from esper.scripts.evidence.manifest import Manifest, read_manifest
-from esper.scripts.evidence.report import report_md, summary_json
-from esper.scripts.evidence.results import (
+from esper.evidence.claims import Verdict, judge
+from esper.evidence.figure_data import figure_data, write_figure_csvs
+from esper.evidence.figures import FIGURES, draw_figures
+from esper.evidence.manifest import Manifest, read_manifest
+from esper.evidence.report import report_md, summary_json
+from esper.evidence.results import (
     CURVES,
     RESULTS,
     TOPOLOGIES,
@@ -19,7 +18,8 @@ from esper.scripts.evidence.results import (
     read_results,
     read_topologies,
 )
-from esper.scripts.evidence.summary import Summary, expected_runs, summarise
+from esper.evidence.summary import Summary, expected_runs, summarise
+from esper.leyline import record
 
 
 @record

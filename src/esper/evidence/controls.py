@@ -1,17 +1,18 @@
 """Controls: what must come out right before anything else is believed.
 
 A/A: the same arm on the same run seed gives the same bits. Frozen: playing leaves the policy as it was. Planted optimum
-and inert seeds: the agent, trained from nothing in two small worlds, finds what is there and leaves alone what is not.
+and inert seeds: the agent, trained from nothing in two small worlds, finds what is there and leaves alone what is not;
+the command trains it there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 
-from esper.scripts.evidence.manifest import Check
-from esper.scripts.evidence.policies import Policy
-from esper.scripts.evidence.results import RunResult
+from esper.evidence.manifest import Check
+from esper.evidence.policies import Policy
+from esper.evidence.results import RunResult
 
 CONTROL_WORLDS: Mapping[str, str] = {"positive control (planted optimum)": "decoy", "negative control (inert)": "inert"}
 TIMES = ("run_s", "controller_s", "wall_s")
@@ -31,25 +32,3 @@ def still_frozen(before: Mapping[str, str], policies: Mapping[str, Policy]) -> C
     moved = [policy_id for policy_id, policy in policies.items() if policy.digest() != before[policy_id]]
     found = "equal" if not moved else f"changed: {', '.join(moved)}"
     return Check(name="policy frozen", passed=not moved, found=found, limit="equal hashes before and after")
-
-
-def world_controls(after_round: Callable[[], None] = lambda: None) -> list[Check]:
-    """Trains the agent in the two worlds. Takes a minute or two."""
-    from esper.scripts.sandbox_loop import oracle_play, train, unseen
-    from esper.scripts.sandboxes import SANDBOXES
-
-    checks = []
-    for name, world in CONTROL_WORLDS.items():
-        (sandbox,) = (sandbox for sandbox in SANDBOXES if sandbox.name == world)
-        optimum = sandbox.measure(oracle_play(sandbox, unseen(0)))
-        reached = sandbox.measure(train(sandbox, run_seed=0, after_round=after_round))
-        sign = ">=" if sandbox.higher_is_better else "<="
-        checks.append(
-            Check(
-                name=name,
-                passed=reached is not None and sandbox.passes(reached, optimum),
-                found=f"{sandbox.measured} {'not measured' if reached is None else f'{reached:.3f}'}",
-                limit=f"{sign} {sandbox.limit(optimum):.3f}",
-            )
-        )
-    return checks

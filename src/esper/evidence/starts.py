@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from esper.evidence.results import KeptSeed
 from esper.kasmina import HostSpec, MorphogeneticModel, build_host
 from esper.kasmina.layers import generator_for
 from esper.leyline import Cause, EpisodeSeed, SeedStage, derive_seed, record
 from esper.runtime.tasks import TaskSpec, count_host_params
-from esper.scripts.evidence.results import KeptSeed
 from esper.simic.training.env_factory import WorkerSpec, build_worker, create_env_state
 from esper.simic.training.parallel_env_state import EnvRecipe, ParallelEnvState
 from esper.tolaria.engine import Beat, VectorizedEngine

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.scripts.evidence.claims import Outcome
-from esper.scripts.evidence.figures import FIGURES
-from esper.scripts.evidence.publish import publish
-from esper.scripts.evidence.results import RESULTS, ResultStore, Topology, read_results
-from tests.scripts.evidence.made_up import manifest, row, rows, write
+from esper.evidence.claims import Outcome
+from esper.evidence.figures import FIGURES
+from esper.evidence.publish import publish
+from esper.evidence.results import RESULTS, ResultStore, Topology, read_results
+from tests.evidence.made_up import manifest, row, rows, write
 
 ARMS = ["wait_only", "schedule", "static_final", "static_wide"]
 MEANS = {"wait_only": 40.0, "schedule": 84.0, "static_final": 84.0, "static_wide": 42.0}

@@ -9,12 +9,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from esper.evidence.manifest import Manifest
+from esper.evidence.report import is_about_subject
+from esper.evidence.results import CurvePoint, RunResult, Topology
+from esper.evidence.statistics import MIN_PAIRS, compare
+from esper.evidence.summary import Summary
 from esper.leyline import record
-from esper.scripts.evidence.manifest import Manifest
-from esper.scripts.evidence.report import is_about_subject
-from esper.scripts.evidence.results import CurvePoint, RunResult, Topology
-from esper.scripts.evidence.statistics import MIN_PAIRS, compare
-from esper.scripts.evidence.summary import Summary
 
 
 @record

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from esper.evidence.arms import TUNABLE
+from esper.evidence.host_runs import HostRun, HostRunner
+from esper.evidence.plan import FIRST_SEED
+from esper.evidence.runs import fixed_controller
+from esper.evidence.tuning import LAST_TUNING_SEED, candidates, grids, read_tuned, tune
 from esper.leyline import EpisodeSeed
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TASKS, get_task_spec, load_task_data, override
-from esper.scripts.evidence.arms import TUNABLE
-from esper.scripts.evidence.plan import FIRST_SEED
-from esper.scripts.evidence.runs import fixed_controller
-from esper.scripts.evidence.tuning import LAST_TUNING_SEED, candidates, grids, read_tuned, tune
-from esper.scripts.host_runs import HostRun, HostRunner
 from esper.simic.training.env_factory import task_layout
 
 TASK = override(get_task_spec("digits_limited"), horizon=10)
@@ -74,10 +74,10 @@ def test_every_arm_gets_the_same_episodes_on_seeds_of_its_own(data: Dataset, mon
 def test_the_winner_is_the_best_on_validation(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     worth = {1: 50.0, 2: 90.0, 3: 70.0}
     monkeypatch.setattr(
-        "esper.scripts.evidence.tuning.grids", lambda layout, horizon: {"periodic": {"every_epochs": [1, 2, 3]}}
+        "esper.evidence.tuning.grids", lambda layout, horizon: {"periodic": {"every_epochs": [1, 2, 3]}}
     )
     monkeypatch.setattr(
-        "esper.scripts.evidence.tuning._scores",
+        "esper.evidence.tuning._scores",
         lambda runner, task, arm, params, count: [worth[params["every_epochs"]]] * count,
     )
     found = tune(TASK, data, ["periodic"], episodes=12, workers=1)["arms"]["periodic"]
