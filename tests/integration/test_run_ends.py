@@ -236,7 +236,7 @@ def test_a_resume_on_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("esper.nissa.segments.replace_file", full)
+    monkeypatch.setattr("esper.nissa.segments.write_atomic", full)
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(tmp_path / "a"), "--rounds", "2"])
     assert caught.value.code == 6

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline import files as files_module
 from esper.leyline.rundir import EVENTS_FILE, SEGMENTS_DIR
 from esper.nissa import TelemetryHub, begin_attempt
-from esper.nissa import files as files_module
 from tests.nissa.events import ended, open_hub, read_lines, trend, unexplained
 
 

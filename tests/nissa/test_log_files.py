@@ -201,7 +201,8 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> list[str]:
     fsync, rename, replace_path = os.fsync, Path.rename, os.replace
 
     def inside(path: str | Path) -> str:
-        return str(Path(path).relative_to(run_dir))
+        name = str(Path(path).relative_to(run_dir))
+        return ".tmp-" if name.startswith(".tmp-") else name
 
     monkeypatch.setattr(
         os, "fsync", lambda fd: calls.append(f"fsync {inside(os.readlink(f'/proc/self/fd/{fd}'))}") or fsync(fd)
@@ -213,7 +214,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> list[str]:
     return calls
 
 
-DURABLE_MANIFEST = ["fsync segments", "fsync .manifest.json.tmp", "replace manifest.json", "fsync ."]
+DURABLE_MANIFEST = ["fsync segments", "fsync .tmp-", "replace manifest.json", "fsync ."]
 CLOSING = ["fsync events.jsonl", "rename events.jsonl", *DURABLE_MANIFEST]
 
 

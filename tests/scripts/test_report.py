@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
 pytest.importorskip("jinja2", reason="reports need the extra `runs`")
 
-from esper.nissa import files
+from esper.leyline import files
 from esper.scripts.cli import main
 from tests.karn.logs import RUN_ID, write_run
 

@@ -14,8 +14,8 @@ from statistics import median
 import msgspec
 
 from esper.leyline import RunStatus, process_started_s
+from esper.leyline.files import free_bytes, write_atomic
 from esper.leyline.rundir import STATUS_FILE
-from esper.nissa.files import free_bytes, replace_file
 
 REMEMBERED_EPOCHS = 20
 
@@ -79,4 +79,4 @@ class Heartbeat:
             disk_free_bytes=free_bytes(self._run_dir),
         )
         with contextlib.suppress(OSError):
-            replace_file(self._run_dir / STATUS_FILE, msgspec.json.encode(status), durable=False)
+            write_atomic(self._run_dir / STATUS_FILE, msgspec.json.encode(status), durable=False)

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from esper.leyline import RunManifest, SegmentEntry, segment_name
+from esper.leyline.files import write_all
 from esper.leyline.rundir import EVENTS_FILE
-from esper.nissa.files import write_all
 from esper.nissa.segments import close_segment, next_part, write_manifest
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline import SCHEMA_VERSION, AttemptEntry, RunManifest, SegmentEntry, segment_name, segment_position
+from esper.leyline.files import sync_directory, write_atomic
 from esper.leyline.rundir import DEFAULT_GROUP, EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
-from esper.nissa.files import replace_file, sync_directory
 
 
 class _Stamp(msgspec.Struct):
@@ -61,7 +61,7 @@ def read_manifest(run_dir: Path) -> RunManifest | None:
 def write_manifest(run_dir: Path, manifest: RunManifest) -> None:
     """Replaces the manifest durably, after the segments it speaks of."""
     sync_directory(run_dir / SEGMENTS_DIR)
-    replace_file(run_dir / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest)), durable=True)
+    write_atomic(run_dir / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(manifest)), durable=True)
 
 
 def begin_attempt(

@@ -26,7 +26,7 @@ def report_command(
     """
     from esper.karn.replay import find_run
     from esper.karn.report import make_report
-    from esper.nissa.files import free_bytes, replace_file
+    from esper.leyline.files import free_bytes, write_atomic
 
     find_run(run)
     target = run / REPORT_FILE if out is None else out
@@ -39,7 +39,7 @@ def report_command(
         if target.exists() and not target.is_file():
             target.write_bytes(page)  # a device or a pipe
         else:
-            replace_file(target, page, durable=False)
+            write_atomic(target, page, durable=False)
     except OSError as error:  # while writing, it does not say where
         raise StorageError(str(target), error, needed_bytes=len(page), free_bytes=free_bytes(target.parent)) from error
     plain_console(soft_wrap=True, highlight=False).print(f"Wrote {target} ({len(page) / 1000:.0f} kB)")

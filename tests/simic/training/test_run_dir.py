@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import RunBusy, StorageError
-from esper.nissa.files import free_bytes
+from esper.leyline.files import free_bytes
 from esper.simic.training import storage
 from esper.simic.training.run_dir import RunDir, create_run, open_run, space_warning
 

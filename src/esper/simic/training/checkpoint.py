@@ -17,8 +17,8 @@ from itertools import count
 from pathlib import Path, PurePosixPath
 
 from esper.leyline import CheckpointError, ModelFileError, StorageError, record
+from esper.leyline.files import free_bytes, sync_directory
 from esper.leyline.rundir import MANIFEST_FILE
-from esper.nissa.files import free_bytes, sync_directory
 from esper.simic.training import storage
 from esper.simic.training.foreign import refusal
 from esper.simic.training.manifest import (

@@ -22,8 +22,8 @@ from esper.leyline import (
     TelemetryEventType,
     make_event,
 )
+from esper.leyline.files import free_bytes
 from esper.nissa import Hub
-from esper.nissa.files import free_bytes
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics

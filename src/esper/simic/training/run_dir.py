@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from esper.leyline import RunBusy, StorageError, record
+from esper.leyline.files import free_bytes, sync_directory
 from esper.leyline.rundir import CHECKPOINTS_DIR, LOCK_FILE
 from esper.nissa import new_run_id
-from esper.nissa.files import free_bytes, sync_directory
 from esper.simic.training import storage
 from esper.simic.training.foreign import refusal
 

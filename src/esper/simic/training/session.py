@@ -14,9 +14,9 @@ from esper.leyline import (
     RunBusy,
     StorageError,
 )
+from esper.leyline.files import free_bytes
 from esper.leyline.rundir import CONFIG_FILE, DEFAULT_GROUP
 from esper.nissa import Backend, Hub, TelemetryHub, complain
-from esper.nissa.files import free_bytes
 from esper.nissa.reports import HubReport
 from esper.nissa.segments import read_manifest
 from esper.simic.telemetry.opening import open_hub

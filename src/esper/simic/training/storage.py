@@ -10,7 +10,7 @@ import os
 import shutil
 from pathlib import Path
 
-from esper.nissa.files import write_all
+from esper.leyline.files import write_all
 
 TEMP_PREFIX = ".tmp-"
 

@@ -1,0 +1,70 @@
+"""One way to replace a file: the old content or the new, and nothing left over."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from esper.leyline import files
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    target.write_bytes(b"old and longer")
+    files.write_atomic(target, b"new")
+    assert target.read_bytes() == b"new"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_the_file_is_durable_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: calls.append(stat.S_ISDIR(os.fstat(fd).st_mode)) or fsync(fd))
+    monkeypatch.setattr(os, "replace", lambda old, new: calls.append("replace") or replace(old, new))
+    files.write_atomic(tmp_path / "a", b"1")
+    assert calls == [False, "replace", True]
+    calls.clear()
+    files.write_atomic(tmp_path / "a", b"2", durable=False)
+    assert calls == ["replace"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    target = tmp_path / "a"
+    target.write_bytes(b"old")
+
+    def half(fd: int, content: bytes) -> None:
+        os.write(fd, content[:1])
+        raise error
+
+    monkeypatch.setattr(files, "write_all", half)
+    with pytest.raises(type(error)):
+        files.write_atomic(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_new_file_takes_no_name_that_is_there_not_even_a_dangling_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        files.write_new(tmp_path / "link", b"x")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_file_has_the_permissions_of_its_owners_other_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        files.write_atomic(tmp_path / "a", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
