@@ -98,7 +98,7 @@ def test_a_command_writes_to_the_real_stderr(
     ("args", "words"),
     [
         (["--help"], [*cli.COMMANDS, "bench", "Esper grows neural networks"]),
-        (["bench", "--help"], [*cli.BENCHMARKS]),
+        (["bench", "--help"], [*cli.find_benchmarks()]),
         (["train", "--help"], ["usage: esper train", "--rounds INT", "[TRAIN OPTIONS]"]),
         (["--tyro-print-completion", "bash"], ["--rounds", "telemetry"]),
     ],

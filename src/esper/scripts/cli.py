@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import partial, wraps
+from pathlib import Path
 from typing import Annotated, Any, Union
 
 import tyro
@@ -27,10 +28,6 @@ from esper.leyline import (
     StorageError,
     WorkersFailed,
 )
-from esper.scripts.bench_coalitions import bench_coalitions_command
-from esper.scripts.bench_engine import bench_engine_command
-from esper.scripts.bench_ppo import bench_ppo_command
-from esper.scripts.bench_telemetry import bench_telemetry_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.export import export_command
 from esper.scripts.grow import grow_command
@@ -58,13 +55,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "export": export_command,
     "verify": verify_command,
 }
-BENCHMARKS: dict[str, Callable[..., None]] = {
-    "engine": bench_engine_command,
-    "coalitions": bench_coalitions_command,
-    "ppo": bench_ppo_command,
-    "telemetry": bench_telemetry_command,
-}
-
 # What a person can mend gets one line and no traceback. The first row that fits decides.
 EXIT_CODES: tuple[tuple[tuple[type[Exception], ...], ExitCode], ...] = (
     ((CheckpointError,), ExitCode.CHECKPOINT),
@@ -168,7 +158,7 @@ def _parse(args: Sequence[str]) -> Callable[[], None]:
 
 def _what_is_wrong(args: Sequence[str]) -> str:
     prog, rest = "esper", list(args)
-    found: Any = {**COMMANDS, "bench": BENCHMARKS}
+    found: Any = {**COMMANDS, "bench": find_benchmarks()}
     while isinstance(found, Mapping) and rest and rest[0] in found:
         prog, found = f"{prog} {rest[0]}", found[rest.pop(0)]
     if isinstance(found, Mapping):
@@ -233,8 +223,25 @@ def _in_order(choices: str) -> str:
 
 def _commands() -> Any:
     words = "Measure speed, beside what it is up against."
-    bench: Any = Annotated[_one_of(BENCHMARKS), tyro.conf.subcommand(name="bench", description=words)]
+    bench: Any = Annotated[_one_of(find_benchmarks()), tyro.conf.subcommand(name="bench", description=words)]
     return Union[_one_of(COMMANDS), bench]  # noqa: UP007 (made at run time)
+
+
+def find_benchmarks() -> Mapping[str, Callable[..., None]]:
+    """The benchmarks of the checkout this package is run from; where there is none, a command that says so."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "benchmarks" / "__init__.py").is_file():
+        return {"none": _no_benchmarks}
+    if str(root) not in sys.path:
+        sys.path.append(str(root))  # worker processes import benchmarks by name
+    from benchmarks import BENCHMARKS
+
+    return BENCHMARKS
+
+
+def _no_benchmarks() -> None:
+    """Benchmarks come with the source tree and are not installed: clone it and run `make bench`."""
+    raise ValueError("benchmarks come with the source tree and are not installed; clone it and run 'make bench' there")
 
 
 def _one_of(commands: Mapping[str, Callable[..., None]]) -> Any:

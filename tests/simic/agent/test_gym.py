@@ -16,8 +16,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from benchmarks.cue_recall import CueRecall
 from esper.leyline import ModelFileError, NumericFailure
-from esper.scripts.cue_recall import CueRecall
 from esper.simic.agent.experience import price
 from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
 from esper.simic.agent.gym_envs import TensorEnvs

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.table import Table
 
+from benchmarks.figures_file import check_out, write_figures
 from esper.leyline import derive_seed, record
-from esper.scripts.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _all_runs(
 def _maker(env: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     import gymnasium
 
-    from esper.scripts.cue_recall import CueRecall
+    from benchmarks.cue_recall import CueRecall
 
     return CueRecall if env == CUE else lambda: gymnasium.make(env)
 

@@ -19,8 +19,8 @@ import tyro
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.figures_file import check_out, write_figures
 from esper.leyline import record
-from esper.scripts.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:

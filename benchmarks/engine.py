@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from esper.scripts.figures_file import check_out, write_figures
+from benchmarks.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 
@@ -34,8 +34,8 @@ def bench_engine_command(
         data_dir: Where the task's data is.
         out: File to write all figures to, as JSON.
     """
+    from benchmarks.engine_figures import bench_task, run_bench, show
     from esper.runtime.tasks import load_task_data
-    from esper.scripts.engine_figures import bench_task, run_bench, show
     from esper.simic.training.env_factory import make_worker_spec
     from esper.tolaria.runtime import usable_cores
 

@@ -12,7 +12,7 @@ import tyro
 from rich.table import Table
 from rich.text import Text
 
-from esper.scripts.figures_file import check_out, write_figures
+from benchmarks.figures_file import check_out, write_figures
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:

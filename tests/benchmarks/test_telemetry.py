@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from esper.scripts import bench_telemetry
-from esper.scripts.bench_telemetry import BYTES_PER_STEP, SHARE, measure, over_budget
+from benchmarks import telemetry
+from benchmarks.telemetry import BYTES_PER_STEP, SHARE, measure, over_budget
 from esper.scripts.cli import main
 from tests.simic.training.runs import TINY
 
@@ -53,7 +53,7 @@ def test_the_exit_code_tells_what_is_over_budget(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(bench_telemetry, "measure", lambda config, level: {**WITHIN, **change})
+    monkeypatch.setattr(telemetry, "measure", lambda config, level: {**WITHIN, **change})
     assert bool(over_budget({**WITHIN, **change})) == (words is not None)
     command = ["bench", "telemetry", "--out", str(tmp_path / "figures.json")]
     if words is None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from benchmarks.engine_figures import Phase, _check_same_work, _undisturbed, bench_task, compare, grow, show
+from benchmarks.plain_loops import build_bench_worker
 from esper.runtime.tasks import get_task_spec, load_task_data
-from esper.scripts.engine_figures import Phase, _check_same_work, _undisturbed, bench_task, compare, grow, show
-from esper.scripts.engine_plain import build_bench_worker
 from esper.simic.training.action_execution import execute_actions, observe_reset
 from esper.simic.training.env_factory import make_worker_spec
 from esper.simic.training.rollout import episode_seeds

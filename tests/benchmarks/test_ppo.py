@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.scripts import bench_ppo
-from esper.scripts.bench_ppo import CARTPOLE, CUE, ENVS, LearnerRun, missed_limits, run_esper, run_rival
+from benchmarks import ppo
+from benchmarks.cue_recall import CueRecall
+from benchmarks.figures_file import check_out
+from benchmarks.ppo import CARTPOLE, CUE, ENVS, LearnerRun, missed_limits, run_esper, run_rival
 from esper.scripts.cli import main
-from esper.scripts.cue_recall import CueRecall
-from esper.scripts.figures_file import check_out
 
 
 def test_the_bench_measures_every_env_and_writes_what_it_shows(
@@ -67,7 +67,7 @@ def test_the_exit_code_tells_whether_cartpole_was_solved_fast_enough(
     run: LearnerRun, words: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert missed_limits([learned(), run]) == ([] if words is None else [words])
-    monkeypatch.setattr(bench_ppo, "_all_runs", lambda *settings: iter([learned(), run]))
+    monkeypatch.setattr(ppo, "_all_runs", lambda *settings: iter([learned(), run]))
     if words is None:
         main(["bench", "ppo", "--rival-steps", "0"])
     else:
@@ -138,8 +138,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[tuple[str, str]]:
         done.append((learner, env))
         return learned(learner=learner, env=env)
 
-    monkeypatch.setattr(bench_ppo, "run_esper", esper)
-    monkeypatch.setattr(bench_ppo, "run_rival", rival)
+    monkeypatch.setattr(ppo, "run_esper", esper)
+    monkeypatch.setattr(ppo, "run_rival", rival)
     main(["bench", "ppo", "--seeds", "2", *flags])
     return done
 
@@ -150,7 +150,7 @@ def test_rivals_run_in_the_same_command_where_they_are_installed(
     own = {(CARTPOLE, "Esper"), (CUE, "Esper"), (CUE, "Esper without memory")}
     rivals = {(env, learner) for env in ENVS for learner in ("RecurrentPPO", "MaskablePPO")}
     for installed, flags, others in ((True, (), rivals), (True, ("--rival-steps", "0"), set()), (False, (), set())):
-        monkeypatch.setattr(bench_ppo, "_have_rivals", lambda installed=installed: installed)
+        monkeypatch.setattr(ppo, "_have_rivals", lambda installed=installed: installed)
         done = ran(monkeypatch, *flags)
         assert {(env, learner) for learner, env in done} == own | others
         assert len(done) == len(own) + 2 + len(others), "two seeds of Esper's learner with memory, one of the rest"

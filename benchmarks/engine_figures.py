@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.plain_loops import Usage, build_bench_worker
 from esper.kasmina import HostSpec
 from esper.leyline import ActionExecutionResult, ActionSpec, HostLayout, LifecycleOp, record, wait
 from esper.runtime.tasks import TaskSpec, get_task_spec, override
-from esper.scripts.engine_plain import Usage, build_bench_worker
 from esper.simic.training.action_execution import execute_actions, observe_reset
 from esper.simic.training.env_factory import WorkerSpec
 from esper.simic.training.rollout import episode_seeds

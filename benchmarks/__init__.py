@@ -1,0 +1,20 @@
+"""Benchmarks of Esper beside what it is up against: `esper bench NAME` in a checkout, `make bench` for all of them.
+
+They are not part of the installed package. Modules with a `*_command` load no torch before the command runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from benchmarks.coalitions import bench_coalitions_command
+from benchmarks.engine import bench_engine_command
+from benchmarks.ppo import bench_ppo_command
+from benchmarks.telemetry import bench_telemetry_command
+
+BENCHMARKS: dict[str, Callable[..., None]] = {
+    "engine": bench_engine_command,
+    "coalitions": bench_coalitions_command,
+    "ppo": bench_ppo_command,
+    "telemetry": bench_telemetry_command,
+}
