@@ -34,7 +34,7 @@ from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, override
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
-from esper.simic.training.rollout import run_episodes
+from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.schedule import ScheduleEntry
 from esper.tamiyo.situation import Setting, life_epochs
@@ -136,8 +136,8 @@ class HostRunner:
         Raises:
             PoolFailure: A worker was lost and a host with it.
         """
-        watched = _Watched(controller, on_epoch)
-        run_episodes(self._pool, watched, seeds, self._task.horizon)
+        log = _HostLog(on_epoch)
+        run_episodes(self._pool, controller, seeds, self._task.horizon, [log])
         if self._pool.lost_envs:
             raise PoolFailure(f"hosts {sorted(self._pool.lost_envs)} were lost with their worker")
         snapshots = self._pool.snapshot()
@@ -145,46 +145,39 @@ class HostRunner:
             HostRun(
                 run_seed=seed.run_seed,
                 model=model_of(snapshots[seed.env_id]),
-                reports=tuple(watched.reports[seed.env_id]),
-                num_ops=watched.num_ops[seed.env_id],
-                controller_s=watched.seconds / len(seeds),
+                reports=tuple(log.reports[seed.env_id]),
+                num_ops=log.num_ops[seed.env_id],
+                controller_s=log.seconds / len(seeds),
             )
             for seed in seeds
         )
 
 
-class _Watched:
-    """A controller whose every step is noted."""
+class _HostLog(StepObserver):
+    """Reports and ops of every host, and the seconds its controller took."""
 
-    def __init__(self, inner: PolicyProtocol, on_epoch: OnEpoch) -> None:
+    def __init__(self, on_epoch: OnEpoch) -> None:
         self.reports: dict[int, list[EpochReport]] = {}
         self.num_ops: dict[int, Counter[LifecycleOp]] = {}
         self.seconds = 0.0
-        self._inner = inner
+        self._started = 0.0
         self._on_epoch = on_epoch
 
-    def begin(self, state: ActionExecutionResult) -> None:
+    def reset(self, state: ActionExecutionResult) -> None:
         self.reports = {report.env_id: [] for report in state.reports}
         self.num_ops = {report.env_id: Counter() for report in state.reports}
-        start = time.perf_counter()
-        self._inner.begin(state)
-        self.seconds += time.perf_counter() - start
+        self._started = time.perf_counter()
 
-    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
-        start = time.perf_counter()
-        specs = self._inner.act(state)
-        self.seconds += time.perf_counter() - start
-        return specs
+    def acted(self, state: ActionExecutionResult, specs: Sequence[ActionSpec]) -> None:
+        self.seconds += time.perf_counter() - self._started
 
-    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        start = time.perf_counter()
-        self._inner.store(before, after)
-        self.seconds += time.perf_counter() - start
+    def executed(self, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
         for report in after.reports:
             self.reports[report.env_id].append(report)
         for outcome in after.outcomes:
             self.num_ops[outcome.env_id][outcome.op] += outcome.applied
         self._on_epoch(after)
+        self._started = time.perf_counter()
 
 
 class SideBySide:

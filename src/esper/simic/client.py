@@ -9,7 +9,7 @@ the same step loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
@@ -95,9 +95,6 @@ class StepFacts:
     """What it thought."""
 
 
-OnStep = Callable[[StepFacts], None]
-
-
 class Accounts(Protocol):
     """Who prices the steps of a round and sums up its episodes."""
 
@@ -112,10 +109,6 @@ class Accounts(Protocol):
 
     def episodes(self) -> tuple[EpisodeStats, ...]:
         """The episodes as they stand, in env order."""
-
-
-def _ignore(facts: StepFacts) -> None:
-    """Nobody keeps a log."""
 
 
 class FrozenPolicy:
@@ -188,7 +181,6 @@ class SimicClient(FrozenPolicy):
             known: the first round is stored as it was paid and scaled as a whole when it is over.
         horizon: Steps of an episode.
         run_seed: Key of the samples.
-        on_step: Told about every finished step.
     """
 
     def __init__(
@@ -200,16 +192,16 @@ class SimicClient(FrozenPolicy):
         *,
         horizon: int,
         run_seed: int,
-        on_step: OnStep = _ignore,
     ) -> None:
         super().__init__(agent, context, run_seed=run_seed, greedy=False)
         self.accounts = accounts
         self.scale = scale
-        self.on_step = on_step
         self._horizon = horizon
         self._specs: tuple[ActionSpec, ...] = ()
         self._paid: list[list[float]] = []
         self._num_clipped_before = scale.num_clipped
+        self.last_step: StepFacts
+        """The step stored last."""
         self.buffer: TamiyoRolloutBuffer | None = None
         """The round so far; None before the first."""
 
@@ -251,16 +243,14 @@ class SimicClient(FrozenPolicy):
         self.buffer.write(self._batch(after, stored))
         for paid, reward in zip(self._paid, rewards, strict=True):
             paid += [] if reward is None else [reward]
-        self.on_step(
-            StepFacts(
-                before=before,
-                after=after,
-                specs=self._specs,
-                accounts=accounts,
-                scaled=tuple(stored) if self.scale.count else (None,) * len(stored),
-                observation=self._observation,
-                decision=self._decision,
-            )
+        self.last_step = StepFacts(
+            before=before,
+            after=after,
+            specs=self._specs,
+            accounts=accounts,
+            scaled=tuple(stored) if self.scale.count else (None,) * len(stored),
+            observation=self._observation,
+            decision=self._decision,
         )
 
     def _in_units(self, reward: float) -> float:
@@ -324,10 +314,10 @@ def _check_finite(accounts: Sequence[StepAccount | None], reports: Sequence[Epoc
 class FixedClient:
     """A controller that follows a rule: paid and logged like a learning one, but `update` learns nothing."""
 
-    def __init__(self, policy: PolicyProtocol, accounts: Accounts, *, on_step: OnStep = _ignore) -> None:
+    def __init__(self, policy: PolicyProtocol, accounts: Accounts) -> None:
         self.policy = policy
         self.accounts = accounts
-        self.on_step = on_step
+        self.last_step: StepFacts
         self._specs: tuple[ActionSpec, ...] = ()
 
     def begin(self, state: ActionExecutionResult) -> None:
@@ -344,16 +334,14 @@ class FixedClient:
         """Prices the step for the log."""
         self.policy.store(before, after)
         accounts = self.accounts.book(before, after)
-        self.on_step(
-            StepFacts(
-                before=before,
-                after=after,
-                specs=self._specs,
-                accounts=accounts,
-                scaled=(None,) * len(accounts),
-                observation=None,
-                decision=None,
-            )
+        self.last_step = StepFacts(
+            before=before,
+            after=after,
+            specs=self._specs,
+            accounts=accounts,
+            scaled=(None,) * len(accounts),
+            observation=None,
+            decision=None,
         )
 
     def update(self) -> None:

@@ -1,21 +1,24 @@
 """Tiny training runs on the bundled digits, shared by tests."""
 
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.vectorized_trainer import Silent
+from esper.simic.training.vectorized_trainer import Recorder
 
 TINY = TrainingConfig(
     task="digits_mlp", rounds=2, envs=2, episode_length=4, minibatches=2, calibration_runs=0, worker_kind="inline"
 )
 
 
-class Listening(Silent):
+class Listening(Recorder):
     """Remembers what it is told."""
 
     def __init__(self) -> None:
         self.steps, self.rounds, self.checkpoints = [], [], []
 
-    def step(self, facts):
-        self.steps.append(facts)
+    def opened(self, trainer, task, data, layout, workers):
+        self._client = trainer.client
+
+    def stored(self, before, specs, after):
+        self.steps.append(self._client.last_step)
 
     def round_ends(self, summary, metrics, episodes):
         self.rounds.append((summary, metrics, episodes))

@@ -18,7 +18,7 @@ from esper.leyline import (
 from esper.simic.training.action_execution import execute_actions, observe_reset, parse_sampled_action
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import build_worker
-from esper.simic.training.rollout import episode_seeds, run_episodes
+from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
 from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS, FeatureContext
 from esper.tamiyo.masks import masks
 from esper.tolaria.pool import EnginePool
@@ -59,6 +59,39 @@ def test_the_loop_of_every_controller(pool: EnginePool) -> None:
     for (_, after), (before, _) in zip(policy.pairs, policy.pairs[1:], strict=False):
         assert after is before
     assert final.post_action_slot_reports[0][0].stage is SeedStage.FOSSILIZED
+
+
+class Witness(StepObserver):
+    """Writes into the policy's log when it was called."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def reset(self, state: ActionExecutionResult) -> None:
+        assert state.outcomes == ()
+        self.log.append("observed reset")
+
+    def acted(self, state: ActionExecutionResult, specs: Sequence[ActionSpec]) -> None:
+        assert list(specs) == list(worlds.specs_at(state.reports[0].epochs_done, range(2)))
+        self.log.append("observed act")
+
+    def executed(self, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
+        assert [spec.op for spec in specs] == [outcome.op for outcome in after.outcomes]
+        self.log.append("observed execute")
+
+    def stored(self, before: ActionExecutionResult, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
+        assert before.reports[0].epochs_done + 1 == after.reports[0].epochs_done
+        self.log.append("observed store")
+
+
+def test_observers_see_every_phase_in_order_and_change_nothing(pool: EnginePool) -> None:
+    policy = Scripted()
+    seeds = episode_seeds(7, 3, 2)
+    final = run_episodes(pool, policy, seeds, HORIZON, [Witness(policy.log), StepObserver()])
+    step = ["act", "observed act", "observed execute", "store", "observed store"]
+    assert policy.log == ["observed reset", "begin", *step * HORIZON]
+    alone = run_episodes(pool, Scripted(), seeds, HORIZON)
+    assert [report.val_loss for report in final.reports] == [report.val_loss for report in alone.reports]
 
 
 def test_what_a_controller_sees_after_a_step(pool: EnginePool) -> None:

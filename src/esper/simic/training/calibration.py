@@ -19,7 +19,7 @@ from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards import Calibration, RewardConfig, RewardWeights, calibrate, uncalibrated
 from esper.simic.rewards.families import committed_points
 from esper.simic.training.action_execution import EnvPool
-from esper.simic.training.rollout import run_episodes
+from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.situation import Setting
 
@@ -106,26 +106,20 @@ def _points(report: EpochReport, config: RewardConfig) -> float:
 
 
 def _play(pool: EnvPool, policy: PolicyProtocol, seeds: Sequence[EpisodeSeed], horizon: int) -> list[list[EpochReport]]:
-    noted = _Noted(policy)
-    run_episodes(pool, noted, seeds, horizon)
-    return noted.reports
+    history = _ReportHistory()
+    run_episodes(pool, policy, seeds, horizon, [history])
+    return history.reports
 
 
-class _Noted:
-    """A controller whose hosts' reports are kept, the untrained ones included."""
+class _ReportHistory(StepObserver):
+    """Every report of every env, the one at reset included."""
 
-    def __init__(self, policy: PolicyProtocol) -> None:
+    def __init__(self) -> None:
         self.reports: list[list[EpochReport]] = []
-        self._policy = policy
 
-    def begin(self, state: ActionExecutionResult) -> None:
+    def reset(self, state: ActionExecutionResult) -> None:
         self.reports = [[report] for report in state.reports]
-        self._policy.begin(state)
 
-    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
-        return self._policy.act(state)
-
-    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        self._policy.store(before, after)
+    def executed(self, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
         for kept, report in zip(self.reports, after.reports, strict=True):
             kept.append(report)

@@ -7,7 +7,7 @@ from typing import Any
 from esper.leyline import BatchSummary
 from esper.simic.training.config import TrainingConfig, with_overrides
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop, Silent
+from esper.simic.training.vectorized_trainer import NeverStop, Recorder
 
 
 def train_heuristic(config: TrainingConfig | None = None, /, **overrides: Any) -> list[BatchSummary]:
@@ -18,5 +18,7 @@ def train_heuristic(config: TrainingConfig | None = None, /, **overrides: Any) -
         overrides: Fields of the configuration that are to differ.
     """
     base = TrainingConfig() if config is None else config
-    with open_trainer(with_overrides(base, {**overrides, "controller": "heuristic"}), Silent(), NeverStop()) as trainer:
+    with open_trainer(
+        with_overrides(base, {**overrides, "controller": "heuristic"}), Recorder(), NeverStop()
+    ) as trainer:
         return trainer.run()

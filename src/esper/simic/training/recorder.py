@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from esper.leyline import (
+    ActionExecutionResult,
+    ActionSpec,
     BatchSummary,
     CudaMemory,
     EventSink,
@@ -27,7 +29,6 @@ from esper.nissa import Hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.client import StepFacts
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
@@ -35,7 +36,7 @@ from esper.simic.training.keeper import CheckpointKeeper
 from esper.simic.training.provenance import run_started
 from esper.simic.training.run_log import PolicyReads, RunLog
 from esper.simic.training.run_state import run_files
-from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.simic.training.vectorized_trainer import Recorder, VectorizedPPOTrainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Origin:
     """What the alarms remembered at the checkpoint."""
 
 
-class RunRecorder:
+class RunRecorder(Recorder):
     """What the trainer tells about itself goes from here to the log and to the checkpoints. Nothing comes back.
 
     Args:
@@ -117,12 +118,12 @@ class RunRecorder:
         self._count(started)
         self._hub.progress("play", round=round_idx, epoch=0)
 
-    def step(self, facts: StepFacts) -> None:
+    def stored(self, before: ActionExecutionResult, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
         """All envs finished a step."""
         started = time.thread_time()
-        done = max(report.epochs_done for report in facts.after.reports)
+        done = max(report.epochs_done for report in after.reports)
         self._hub.progress("play", round=self._round_idx, epoch=done)
-        self._log.step(facts, self._looks)
+        self._log.step(self._trainer.client.last_step, self._looks)
         self._count(started)
 
     def round_ends(

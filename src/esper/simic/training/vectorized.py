@@ -159,7 +159,7 @@ def open_trainer(
                 config,
                 horizon=task.horizon,
                 pool=pool,
-                client=_client(config, task, pool.layout, scale, recorder, saved),
+                client=_client(config, task, pool.layout, scale, saved),
                 recorder=recorder,
                 stop=stop,
                 calibration=scale,
@@ -218,7 +218,6 @@ def _client(
     task: TaskSpec,
     layout: HostLayout,
     scale: Calibration | None,
-    recorder: Recorder,
     saved: RunState | None,
 ) -> SimicClient | FixedClient:
     gamma = default_gamma(task.horizon) if config.gamma is None else config.gamma
@@ -226,7 +225,7 @@ def _client(
     accounts = EpisodeAccounts(Pricing(mode=config.reward_mode, config=prices, layout=layout))
     if config.controller != LEARNED:
         setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
-        return FixedClient(make_controller(config.controller, setting), accounts, on_step=recorder.step)
+        return FixedClient(make_controller(config.controller, setting), accounts)
     rewards = RewardNormalizer()
     _warn_of_short_sight(gamma, task.horizon)
     if saved is None:
@@ -238,9 +237,7 @@ def _client(
         agent = saved.agent
         rewards.load_state_dict(saved.reward_scale)
     context = FeatureContext(layout=layout, lifecycle=task.lifecycle, num_classes=task.num_classes)
-    return SimicClient(
-        agent, context, accounts, rewards, horizon=task.horizon, run_seed=config.seed, on_step=recorder.step
-    )
+    return SimicClient(agent, context, accounts, rewards, horizon=task.horizon, run_seed=config.seed)
 
 
 def _warn_of_short_sight(gamma: float, horizon: int) -> None:

@@ -27,7 +27,7 @@ from esper.simic.rewards import Calibration
 from esper.simic.training.accounts import EpisodeStats, total_ops
 from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.rollout import episode_seeds, run_episodes
+from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
 from esper.simic.training.runner import check_updates, run_ppo_updates
 from esper.tolaria.governor import RollbackBudget
 
@@ -37,6 +37,9 @@ ROLLING_ROUNDS = 10
 class Client(PolicyProtocol, Protocol):
     """The controller of a run, learned or fixed."""
 
+    last_step: StepFacts
+    """The step stored last, with its rewards."""
+
     def update(self) -> PPOUpdateMetrics | None:
         """Learns from the round; None if there is nothing to learn."""
 
@@ -44,11 +47,11 @@ class Client(PolicyProtocol, Protocol):
         """The round's episodes."""
 
 
-class Recorder(Protocol):
-    """Who keeps the log and the checkpoints of a run. Nothing it does may change what is learned."""
+class Recorder(StepObserver):
+    """Writes the log and the checkpoints of a run; this one writes nothing. It may not change what is learned."""
 
-    sink: EventSink | None
-    """Where workers' troubles are told."""
+    sink: EventSink | None = None
+    """Takes the events of lost workers."""
 
     def opened(
         self, trainer: VectorizedPPOTrainer, task: TaskSpec, data: Dataset, layout: HostLayout, workers: tuple[str, int]
@@ -58,9 +61,6 @@ class Recorder(Protocol):
     def round_begins(self, round_idx: int) -> None:
         """The next round's episodes start."""
 
-    def step(self, facts: StepFacts) -> None:
-        """All envs finished a step."""
-
     def round_ends(
         self, summary: BatchSummary, metrics: PPOUpdateMetrics | None, episodes: Sequence[EpisodeStats]
     ) -> None:
@@ -68,31 +68,6 @@ class Recorder(Protocol):
 
     def checkpoint(self, trainer: VectorizedPPOTrainer, *, last: bool) -> None:
         """Saves the run if it is time to, or if this was the last round."""
-
-
-class Silent:
-    """Keeps nothing."""
-
-    sink: EventSink | None = None
-
-    def opened(
-        self, trainer: VectorizedPPOTrainer, task: TaskSpec, data: Dataset, layout: HostLayout, workers: tuple[str, int]
-    ) -> None:
-        """Nothing to keep."""
-
-    def round_begins(self, round_idx: int) -> None:
-        """Nothing to keep."""
-
-    def step(self, facts: StepFacts) -> None:
-        """Nothing to keep."""
-
-    def round_ends(
-        self, summary: BatchSummary, metrics: PPOUpdateMetrics | None, episodes: Sequence[EpisodeStats]
-    ) -> None:
-        """Nothing to keep."""
-
-    def checkpoint(self, trainer: VectorizedPPOTrainer, *, last: bool) -> None:
-        """Nothing to keep."""
 
 
 class StopRequest(Protocol):
@@ -154,7 +129,7 @@ class VectorizedPPOTrainer:
         self.next_round = 0
         self.num_env_steps = 0
         self.num_skipped = 0
-        self._watch = _Watch()
+        self._clock = _PhaseClock()
         self.rollbacks = RollbackBudget.for_training(config.rounds * config.envs)
 
     def run(self) -> list[BatchSummary]:
@@ -174,9 +149,9 @@ class VectorizedPPOTrainer:
 
     def offer_checkpoint(self, *, last: bool) -> None:
         """Saves the boundary if it is due, or if the run ends here. Its time counts as that of the next round."""
-        self._watch.restart()
+        self._clock.restart()
         self.recorder.checkpoint(self, last=last)
-        self._watch.note("other")
+        self._clock.note("other")
 
     def run_round(self) -> BatchSummary:
         """One episode in every env, one update, one summary.
@@ -185,13 +160,13 @@ class VectorizedPPOTrainer:
             RollbackLimitReached: Hosts keep diverging.
             UpdatesFailed: Too many updates in a row could not be performed.
         """
-        round_idx, watch = self.next_round, self._watch
-        watch.restart()
+        round_idx, clock = self.next_round, self._clock
+        clock.restart()
         seeds = episode_seeds(self.config.seed, round_idx, self.config.envs)
         self.recorder.round_begins(round_idx)
-        final = run_episodes(self.pool, _Timed(self.client, watch), seeds, self.horizon)  # hosts learn
+        final = run_episodes(self.pool, self.client, seeds, self.horizon, (self.recorder, clock))  # hosts learn
         metrics, self.num_skipped = run_ppo_updates(self.client, self.num_skipped)  # the policy learns
-        watch.note("update")
+        clock.note("update")
         episodes = self.client.episode_stats()
         self.num_env_steps += sum(episode.num_epochs for episode in episodes)
         summary = self._summarize(final, episodes, metrics)
@@ -199,7 +174,7 @@ class VectorizedPPOTrainer:
         self.next_round = round_idx + 1
         self.stop.round_s = summary.duration_s
         self.recorder.round_ends(summary, metrics, episodes)
-        watch.note("other")
+        clock.note("other")
         # Whatever ends the run here is told by the round's own events first.
         self.rollbacks.note_round(summary.num_rollbacks, len(episodes))
         check_updates(metrics, self.num_skipped)
@@ -211,7 +186,7 @@ class VectorizedPPOTrainer:
         episodes: Sequence[EpisodeStats],
         metrics: PPOUpdateMetrics | None,
     ) -> BatchSummary:
-        wall_s, cpu_s = self._watch.take()
+        wall_s, cpu_s = self._clock.take()
         accuracies = [report.val_accuracy_pct for report in final.reports]
         committed = [report.committed_accuracy_pct for report in final.reports]
         measured = [accuracy for accuracy in committed if accuracy is not None]
@@ -257,51 +232,41 @@ class VectorizedPPOTrainer:
         self.history = list(history)
 
 
-class _Watch:
-    """Books all time that passes under the phase that has just ended: nothing is counted twice or not at all."""
+class _PhaseClock(StepObserver):
+    """Counts all time under the phase that has just ended: nothing is counted twice or not at all."""
 
     def __init__(self) -> None:
         self._wall_s, self._cpu_s = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
-        self._last = time.perf_counter(), time.process_time()
+        self.restart()
 
     def restart(self) -> None:
-        """What went on since the last note is nobody's: another run may have had its turn."""
+        """Leaves out the time since the last call: another run may have had its turn."""
         self._last = time.perf_counter(), time.process_time()
 
     def note(self, phase: str) -> None:
-        """What went on since the last note was this."""
+        """Counts the time since the last call under this phase."""
         now = time.perf_counter(), time.process_time()
         self._wall_s[phase] += now[0] - self._last[0]
         self._cpu_s[phase] += now[1] - self._last[1]
         self._last = now
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Wall and CPU seconds by phase, which start anew."""
+        """Returns wall and CPU seconds by phase, and sets them to zero."""
         taken = self._wall_s, self._cpu_s
         self._wall_s, self._cpu_s = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
         return taken
 
+    def reset(self, state: ActionExecutionResult) -> None:
+        self.note("execute")
 
-class _Timed:
-    """A controller on a watch. What passes between its answers is the hosts' time."""
+    def acted(self, state: ActionExecutionResult, specs: Sequence[ActionSpec]) -> None:
+        self.note("act")
 
-    def __init__(self, policy: PolicyProtocol, watch: _Watch) -> None:
-        self._policy, self._watch = policy, watch
+    def executed(self, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
+        self.note("execute")
 
-    def begin(self, state: ActionExecutionResult) -> None:
-        self._watch.note("execute")
-        self._policy.begin(state)
-        self._watch.note("act")
-
-    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
-        specs = self._policy.act(state)
-        self._watch.note("act")
-        return specs
-
-    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        self._watch.note("execute")
-        self._policy.store(before, after)
-        self._watch.note("reward")
+    def stored(self, before: ActionExecutionResult, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
+        self.note("reward")
 
 
 def scalar_metrics(metrics: PPOUpdateMetrics) -> dict[str, float]:
