@@ -5,12 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
-from difflib import get_close_matches
 from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Union
@@ -86,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     _open_missing_streams()
     _write_any_character()
     try:
-        _parse(sys.argv[1:] if argv is None else argv)()
+        about = "Esper grows neural networks while they train."
+        command: Callable[[], None] = tyro.cli(_commands(), prog="esper", description=about, args=argv)
+        command()
         sys.stdout.flush()  # here and not at exit, where Python would answer a full disk with a traceback
     except BrokenPipeError:  # the reader of a pipe has had enough, as with `| head`
         _let_go_of_output()
@@ -132,93 +131,6 @@ def _in_words(error: Exception) -> str:
     place = "cannot write the output, or read or write a file" if error.filename is None else str(error.filename)
     remedy = REMEDIES.get(error.errno, "check the path and the disk, and try again")
     return f"{place}: {' '.join(str(error.strerror).split())}; {remedy}"
-
-
-def _parse(args: Sequence[str]) -> Callable[[], None]:
-    """Finds the command and its arguments. The caller runs it, so that nothing of what it writes is held back.
-
-    Arguments that do not fit are a ValueError of one line, like any other wrong value; tyro would draw a box.
-    """
-    about = "Esper grows neural networks while they train."
-    told = io.StringIO()
-    try:
-        with redirect_stderr(told):
-            command: Callable[[], None] = tyro.cli(_commands(), prog="esper", description=about, args=args)
-    except SystemExit as stop:
-        if stop.code == ExitCode.USAGE:
-            raise ValueError(_what_is_wrong(args)) from None
-        sys.stderr.write(told.getvalue())
-        raise  # help, or a script for the shell's completion
-    except BaseException:
-        sys.stderr.write(told.getvalue())
-        raise
-    sys.stderr.write(told.getvalue())
-    return command
-
-
-def _what_is_wrong(args: Sequence[str]) -> str:
-    prog, rest = "esper", list(args)
-    found: Any = {**COMMANDS, "bench": find_benchmarks()}
-    while isinstance(found, Mapping) and rest and rest[0] in found:
-        prog, found = f"{prog} {rest[0]}", found[rest.pop(0)]
-    if isinstance(found, Mapping):
-        got = repr(rest[0]) if rest else "nothing"
-        perhaps = "".join(f" Perhaps you meant: {name}." for name in get_close_matches("".join(rest[:1]), found, n=1))
-        wrong = f"expected a command after '{prog}', got {got}.{perhaps} Known: {', '.join(found)}."
-    else:
-        wrong = _one_line(_box(found, prog, rest))
-    return f"{wrong} See '{prog} --help'."
-
-
-def _box(command: Callable[..., None], prog: str, args: Sequence[str]) -> str:
-    """What tyro says about the arguments of this one command; asked about all, it suggests flags of other commands too.
-
-    Away from a terminal it draws no colours and no frame, and with so many columns it breaks no line.
-    """
-    told = io.StringIO()
-    columns = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "1000000"
-    try:
-        with suppress(SystemExit), redirect_stdout(told), redirect_stderr(told):
-            tyro.cli(_deferred(command), prog=prog, args=args)
-    finally:
-        del os.environ["COLUMNS"]
-        if columns is not None:
-            os.environ["COLUMNS"] = columns
-    return told.getvalue()
-
-
-def _one_line(box: str) -> str:
-    """A box has parts with rules between them: a title, what is wrong, advice, where help is. The middle ones count.
-
-    Left out is what follows an empty line, which is about Python's types, and the help of flags that are only advised.
-    """
-    sentences: list[str] = []
-    for part in re.split(r"^ *-+ *\n", box, flags=re.MULTILINE)[1:-1]:
-        sentence = ""
-        for line in re.split(r"\n *\n", part.rstrip())[0].splitlines():
-            is_help = line.startswith(" " * 10)
-            if not (is_help and sentences):
-                joint = " " if sentence.endswith(":") else ": " if is_help else ", "
-                sentence += (joint if sentence else "") + " ".join(line.split())
-        sentences.append(sentence.rstrip("."))
-    wrong = ". ".join(sentences) or " ".join(box.split())
-    wrong = wrong.replace("Error parsing", "wrong value for", 1).replace("Argument helptext:", "Expected:", 1)
-    return _without_types(f"{wrong[:1].lower()}{wrong[1:]}.")
-
-
-def _without_types(wrong: str) -> str:
-    """Says in words what tyro says in Python: a value that no type took, and choices as a tuple in no order."""
-    wrong = re.sub(
-        r"no type matching .* could be instantiated from \['(.*?)'\]", r"got '\1'", wrong, flags=re.IGNORECASE
-    )
-    wrong = re.sub(r"invalid literal for int\(\) with base 10: (.*?)\. Expected", r"got \1. Expected", wrong)
-    return re.sub(r"one of \(('.*?')\)", lambda found: f"one of {_in_order(found[1])}", wrong)
-
-
-def _in_order(choices: str) -> str:
-    names = (name.strip(" '") for name in choices.split(","))
-    return ", ".join(sorted(name for name in names if name and name != "None"))
 
 
 def _commands() -> Any:
