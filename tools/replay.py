@@ -14,7 +14,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,7 +49,7 @@ def play() -> dict[str, str]:
                 trainer.run()
                 files = run_files(trainer)
         events = [event for event in replay(Path(folder)) if isinstance(event, LoggedEvent)]
-    history = [asdict(replace(row, phases_ms={}, phases_cpu_ms={}, duration_s=0.0)) for row in trainer.history]
+    history = [asdict(row) for row in trainer.history]
     weights = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != STATE_FILE}
     return {**weights, "history": _hash([_values(row) for row in history]), **_event_hashes(events)}
 

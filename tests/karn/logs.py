@@ -16,6 +16,7 @@ from esper.leyline import (
     SCHEMA_VERSION,
     ActionTaken,
     AnomalyDetected,
+    BatchSummary,
     Cause,
     Check,
     CheckpointRecorded,
@@ -42,7 +43,6 @@ from esper.leyline import (
     PPOUpdateCompleted,
     ProfileMeasured,
     RewardHackingSuspected,
-    RoundCompleted,
     RunEnded,
     RunStarted,
     SeedEnded,
@@ -225,9 +225,9 @@ def ended(**fields: object) -> RunEnded:
     )
 
 
-def round_completed(**fields: object) -> RoundCompleted:
+def round_completed(**fields: object) -> BatchSummary:
     return changed(
-        RoundCompleted(
+        BatchSummary(
             accuracy_mean_pct=80.0,
             accuracy_best_pct=85.0,
             accuracy_worst_pct=75.0,
@@ -236,9 +236,7 @@ def round_completed(**fields: object) -> RoundCompleted:
             return_mean=1.5,
             return_std=0.25,
             params_ratio_mean=1.2,
-            num_germinated=1,
-            num_fossilized=1,
-            num_pruned=0,
+            num_ops={"WAIT": 4, "GERMINATE": 1, "FOSSILIZE": 1, "PRUNE": 0},
             num_rollbacks=0,
             num_episodes_total=2,
             num_env_steps_total=6,

@@ -23,7 +23,7 @@ from esper.karn.fold import fold
 from esper.karn.replay import replay
 from esper.karn.verdict import Verdict, verdict
 from esper.karn.view import EMPTY, RunView
-from esper.leyline import LoggedEvent, Severity
+from esper.leyline import EpisodeCompleted, LoggedEvent, Severity
 from esper.leyline.thresholds import TREND_WINDOW_ROUNDS, WARMUP_UPDATES
 from esper.runtime.tasks import TASKS
 from esper.simic.rewards import HackingSuspicion
@@ -31,7 +31,6 @@ from esper.simic.rewards.suspicion import over_attribution, ransomware
 from esper.simic.telemetry.records import EnvContext
 from esper.simic.telemetry.report_events import SuspicionWatch
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.run_log import RunLog
 from tests.fakes import world
 from tests.karn.logs import LogWriter, T, started
@@ -45,11 +44,9 @@ TRENDS = {"digits_blind": State.IMPROVING, "digits_saturated": State.PLATEAU}
 HORIZON = 20
 
 
-def paid(env: int, amounts: dict[str, float]) -> EpisodeStats:
+def paid(amounts: dict[str, float]) -> EpisodeCompleted:
     """An episode of which only the pay is known."""
-    return EpisodeStats(
-        env_id=env,
-        episode=0,
+    return EpisodeCompleted(
         end="completed",
         num_epochs=HORIZON,
         final_accuracy_pct=0.0,
@@ -104,11 +101,11 @@ def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
             for env in range(run["num_envs"]):
                 watch.emit(sink, EnvContext(round=number, episode=number, env=env, epoch=epoch), signs[env, epoch])
         known = ("rolling_accuracy_pct", "num_rollbacks", "num_episodes_total")
-        summary = replace(SUMMARY, round_idx=number, **{name: facts[name] for name in known})
+        summary = replace(SUMMARY, **{name: facts[name] for name in known})
         reads: Any = NoReads()
         # Nobody counted limited rewards when these runs were made.
         metrics = {"num_rewards_clipped": None, **facts["metrics"]}
-        rounds.round_ends(summary, metrics, (paid(0, facts["paid"]),), profile(), reads)
+        rounds.round_ends(number, summary, metrics, (paid(facts["paid"]),), profile(), reads)
     for event in sink.events:
         ids = {"round": event.round, "episode": event.episode, "env": event.env, "epoch": event.epoch}
         log.emit(event.type, event.data, event.severity, **ids)

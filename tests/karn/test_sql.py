@@ -224,7 +224,7 @@ def test_several_runs_stay_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rounds=2, run="20260101-000000-aaaaaa")
     write_run(tmp_path / "b", rounds=3, run="20260101-000000-bbbbbb")
     with RunDatabase([tmp_path / "a", tmp_path / "b"]) as database:
-        text = "select run, count(*), max(num_germinated) from rounds group by run order by run"
+        text = "select run, count(*), max(num_ops['GERMINATE']) from rounds group by run order by run"
         assert ask(database, text).rows == (("20260101-000000-aaaaaa", 2, 1), ("20260101-000000-bbbbbb", 3, 1))
         assert [row[0] for row in ask(database, "select run from runs").rows] == [
             "20260101-000000-aaaaaa",

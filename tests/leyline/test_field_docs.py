@@ -15,7 +15,7 @@ PLAIN = {
     "RunStarted": "esper_version python_version torch_version numpy_version task num_rounds num_envs "
     "epochs_per_episode slot_ids num_workers devices",
     "RunEnded": "error_message",
-    "RoundCompleted": "num_episodes_total",
+    "BatchSummary": "num_episodes_total",
     "SlotState": "seed_id blueprint",
     "LayerGradientStats": "num_elements mean std num_nan num_inf",
     "LayerHealth": "num_layers min_norm max_norm",

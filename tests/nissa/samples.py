@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from esper.leyline import (
+    BatchSummary,
     CriticFit,
     EpisodeCompleted,
     HeadUpdate,
@@ -14,7 +15,6 @@ from esper.leyline import (
     PolicyLosses,
     PPOUpdateCompleted,
     ProfileMeasured,
-    RoundCompleted,
     UpdateGradients,
 )
 
@@ -40,8 +40,8 @@ def episode(return_raw: float) -> EpisodeCompleted:
     )
 
 
-def round_completed(num_env_steps_total: int) -> RoundCompleted:
-    return RoundCompleted(
+def round_completed(num_env_steps_total: int) -> BatchSummary:
+    return BatchSummary(
         accuracy_mean_pct=80.0,
         accuracy_best_pct=82.0,
         accuracy_worst_pct=78.0,
@@ -50,9 +50,7 @@ def round_completed(num_env_steps_total: int) -> RoundCompleted:
         return_mean=2.0,
         return_std=1.0,
         params_ratio_mean=1.1,
-        num_germinated=1,
-        num_fossilized=1,
-        num_pruned=0,
+        num_ops={"WAIT": 4, "GERMINATE": 1, "FOSSILIZE": 1, "PRUNE": 0},
         num_rollbacks=0,
         num_episodes_total=2,
         num_env_steps_total=num_env_steps_total,

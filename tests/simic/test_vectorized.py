@@ -25,10 +25,10 @@ def test_a_policy_is_trained_and_its_rounds_are_summed_up():
     agent, history = train_ppo_vectorized(TINY)
     assert agent.updates == 2
     assert agent.env_steps == 2 * 2 * 4
-    assert [row.round_idx for row in history] == [0, 1]
+    assert len(history) == 2
     assert history[-1].num_episodes_total == 4
     assert history[-1].num_env_steps_total == 16
-    assert all(row.update_performed and row.ppo for row in history)
+    assert all(row.update_performed for row in history)
 
 
 @pytest.fixture
@@ -159,7 +159,6 @@ def test_a_fixed_controller_runs_in_the_same_loop():
         history = trainer.run()
         assert isinstance(trainer.client, FixedClient)
     assert not history[0].update_performed
-    assert history[0].ppo == {}
     assert history[0].num_ops == {"WAIT": 8, "GERMINATE": 0, "ADVANCE": 0, "PRUNE": 0, "FOSSILIZE": 0}
     assert all(facts.decision is None for facts in heard.steps)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,6 +11,7 @@ import torch
 
 from esper.leyline import EVENTS, HEAD_NAMES, TelemetryEventType, TelemetryLevel
 from esper.leyline.run_payloads import PHASES
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient
 from esper.simic.training import vectorized_trainer
 from esper.simic.training.recorder import RunRecorder
@@ -26,9 +27,16 @@ RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=8)
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    folder, kept = tmp_path_factory.mktemp("run"), []
-    with open_log(folder, strict=True) as hub:
+    folder, kept, updates, update = tmp_path_factory.mktemp("run"), [], [], PPOAgent.update
+
+    def observed(agent, buffer):
+        updates.append(update(agent, buffer))
+        return updates[-1]
+
+    with open_log(folder, strict=True) as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PPOAgent, "update", observed)
         run_with(hub, RUN, TelemetryLevel.NORMAL, keep=kept)
+    kept[0].updates = updates
     return events_of(folder), kept[0]
 
 
@@ -50,23 +58,22 @@ def test_sequence_numbers_have_no_gap(logged):
 
 def test_update_figures_are_the_trainers_own(logged):
     events, trainer = logged
-    for event, summary in zip(of(events, "PPO_UPDATE_COMPLETED"), trainer.history, strict=True):
-        data, ppo = event["data"], summary.ppo
+    for event, ppo in zip(of(events, "PPO_UPDATE_COMPLETED"), trainer.updates, strict=True):
+        data = event["data"]
         assert data["performed"]
         assert data["joint"]["approx_kl"] == ppo["approx_kl"]
-        assert data["critic"]["explained_variance"] == ppo.get("explained_variance")
+        assert data["critic"]["explained_variance"] == ppo["explained_variance"]
         assert data["losses"]["policy"] == ppo["policy_loss"]
         assert data["num_rewards_clipped"] == 0
         for head in HEAD_NAMES:
-            assert data["heads"][head]["entropy_share"] == ppo.get(f"entropy_{head}")
+            assert data["heads"][head]["entropy_share"] == ppo["head_entropies"][head]
 
 
 def test_round_figures_are_the_trainers_own(logged):
     events, trainer = logged
-    for event, summary in zip(of(events, "ROUND_COMPLETED"), trainer.history, strict=True):
-        assert event["round"] == summary.round_idx
-        for name in ("accuracy_mean_pct", "return_mean", "return_std", "params_ratio_mean", "num_env_steps_total"):
-            assert event["data"][name] == getattr(summary, name)
+    for round_idx, (event, summary) in enumerate(zip(of(events, "ROUND_COMPLETED"), trainer.history, strict=True)):
+        assert event["round"] == round_idx
+        assert event["data"] == asdict(summary)
 
 
 def test_components_sum_to_the_reward(logged):

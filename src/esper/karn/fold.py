@@ -16,6 +16,7 @@ from esper.karn.view import EMPTY, BlueprintYield, Cited, EnvNow, RunView
 from esper.leyline import (
     ActionTaken,
     AnomalyDetected,
+    BatchSummary,
     CheckpointRecorded,
     ChoiceStats,
     EpochCompleted,
@@ -25,7 +26,6 @@ from esper.leyline import (
     PPOUpdateCompleted,
     ProfileMeasured,
     RewardHackingSuspected,
-    RoundCompleted,
     RunEnded,
     RunStarted,
     SeedEnded,
@@ -104,7 +104,7 @@ def _run_ended(view: RunView, event: LoggedEvent, data: RunEnded) -> RunView:
     return replace(view, progress=replace(view.progress, ended=_cite(event, data)))
 
 
-def _round_completed(view: RunView, event: LoggedEvent, data: RoundCompleted) -> RunView:
+def _round_completed(view: RunView, event: LoggedEvent, data: BatchSummary) -> RunView:
     assert event.round is not None
     progress = replace(
         view.progress,

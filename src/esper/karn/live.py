@@ -21,7 +21,7 @@ from esper.karn.console import STYLES, clean, describe, duration
 from esper.karn.fold import ATTENTION, fold
 from esper.karn.verdict import Verdict, verdict
 from esper.karn.view import EMPTY, RunView
-from esper.leyline import EpochCompleted, LoggedEvent, RoundCompleted, Severity, TelemetryEventType
+from esper.leyline import BatchSummary, EpochCompleted, LoggedEvent, Severity, TelemetryEventType
 
 SAID_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
 """Warnings that the command itself words, on stderr."""
@@ -173,7 +173,7 @@ class LiveConsole:
             return False
         first = replace(EMPTY, log=replace(EMPTY.log, last_seq=line.seq - 1))  # a resumed run does not begin at 0
         self._view = fold(first if self._view is None else self._view, line)
-        if isinstance(line.data, RoundCompleted):
+        if isinstance(line.data, BatchSummary):
             self._round(line, line.data)
             return True
         if isinstance(line.data, EpochCompleted) and line.env is not None:
@@ -202,7 +202,7 @@ class LiveConsole:
         """Leaves the screen as it is."""
         self._progress.stop()
 
-    def _round(self, line: LoggedEvent, data: RoundCompleted) -> None:
+    def _round(self, line: LoggedEvent, data: BatchSummary) -> None:
         assert line.round is not None
         assert self._view is not None
         committed = data.committed_accuracy_pct

@@ -12,7 +12,7 @@ from esper.karn.advice import ADVICE
 from esper.karn.finding import Finding, State
 from esper.karn.process import Heartbeat, ProcessState
 from esper.karn.view import Cited, RunView
-from esper.leyline import THRESHOLDS, AnomalyDetected, RoundCompleted, Severity, TrendDetected
+from esper.leyline import THRESHOLDS, AnomalyDetected, BatchSummary, Severity, TrendDetected
 from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
 
 _BROKEN = ("num_nonfinite", "skipped_updates")
@@ -308,7 +308,7 @@ def _is_recent(view: RunView, round_idx: int | None) -> bool:
     return now is not None and round_idx is not None and now - round_idx < RECENT_ROUNDS
 
 
-def _is_older(one: Cited[TrendDetected], than: Cited[RoundCompleted] | None) -> bool:
+def _is_older(one: Cited[TrendDetected], than: Cited[BatchSummary] | None) -> bool:
     return one.round is not None and than is not None and than.round is not None and one.round < than.round
 
 

@@ -9,10 +9,10 @@ from esper.karn.fold import ATTENTION, fold
 from esper.karn.replay import BadLine, LogItem
 from esper.karn.view import EMPTY, RunView
 from esper.leyline import (
+    BatchSummary,
     EpisodeCompleted,
     LoggedEvent,
     PPOUpdateCompleted,
-    RoundCompleted,
     RunStarted,
     SeedEnded,
     SeedGerminated,
@@ -53,7 +53,7 @@ class Story:
 
     view: RunView = EMPTY
     starts: list[RunStarted] = field(default_factory=list)
-    rounds: list[tuple[int, RoundCompleted]] = field(default_factory=list)
+    rounds: list[tuple[int, BatchSummary]] = field(default_factory=list)
     updates: list[tuple[int, PPOUpdateCompleted]] = field(default_factory=list)
     episodes: list[tuple[int, EpisodeCompleted]] = field(default_factory=list)
     """With their rounds."""
@@ -85,7 +85,7 @@ def _add(story: Story, alive: dict[tuple[int, str], SeedLife], event: LoggedEven
     match event.data:
         case RunStarted() as data:
             story.starts.append(data)
-        case RoundCompleted() as data:
+        case BatchSummary() as data:
             story.rounds.append((_known(event.round), data))
         case PPOUpdateCompleted() as data:
             story.updates.append((_known(event.round), data))

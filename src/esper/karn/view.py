@@ -14,6 +14,7 @@ from esper.karn.replay import BadLine
 from esper.leyline import (
     ActionTaken,
     AnomalyDetected,
+    BatchSummary,
     CheckpointRecorded,
     ChoiceStats,
     EpochCompleted,
@@ -23,7 +24,6 @@ from esper.leyline import (
     PPOUpdateCompleted,
     ProfileMeasured,
     RewardHackingSuspected,
-    RoundCompleted,
     RunEnded,
     RunStarted,
     Severity,
@@ -97,9 +97,9 @@ class Progress(Part, frozen=True, kw_only=True):
     ended: Cited[RunEnded] | None
     round: int | None
     epoch: int | None
-    last_round: Cited[RoundCompleted] | None
+    last_round: Cited[BatchSummary] | None
     trend: Cited[TrendDetected] | None
-    rounds: History[tuple[int, RoundCompleted]]
+    rounds: History[tuple[int, BatchSummary]]
 
 
 class BlueprintYield(Part, frozen=True, kw_only=True):

@@ -107,7 +107,6 @@ from esper.leyline.records import (
     ActionMasks,
     ActionOutcome,
     ActionSpec,
-    BatchSummary,
     CoalitionTable,
     EnvSnapshot,
     EpisodeSeed,
@@ -123,6 +122,7 @@ from esper.leyline.records import (
 from esper.leyline.rng import derive_seed
 from esper.leyline.run_payloads import (
     PHASES,
+    BatchSummary,
     CheckpointRecorded,
     ChoiceCount,
     ChoiceStats,
@@ -130,7 +130,6 @@ from esper.leyline.run_payloads import (
     EventsDropped,
     PhaseTime,
     ProfileMeasured,
-    RoundCompleted,
     RunEnded,
     RunStarted,
     TrendDetected,
@@ -242,7 +241,6 @@ __all__ = [
     "RewardHackingSuspected",
     "RewardProtocol",
     "RollbackReason",
-    "RoundCompleted",
     "RunBusy",
     "RunEnded",
     "RunManifest",

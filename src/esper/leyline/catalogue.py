@@ -24,11 +24,11 @@ from esper.leyline.env_payloads import (
 from esper.leyline.policy_payloads import AnomalyDetected, PPOUpdateCompleted
 from esper.leyline.record import record
 from esper.leyline.run_payloads import (
+    BatchSummary,
     CheckpointRecorded,
     ChoiceStats,
     EventsDropped,
     ProfileMeasured,
-    RoundCompleted,
     RunEnded,
     RunStarted,
     TrendDetected,
@@ -85,7 +85,7 @@ _NORMAL = TelemetryLevel.NORMAL
 EVENTS: dict[TelemetryEventType, EventSpec] = {
     _T.RUN_STARTED: _spec(RunStarted, Scope.RUN, fact=False),
     _T.RUN_ENDED: _spec(RunEnded, Scope.RUN, fact=False),
-    _T.ROUND_COMPLETED: _spec(RoundCompleted, Scope.ROUND),
+    _T.ROUND_COMPLETED: _spec(BatchSummary, Scope.ROUND),
     _T.EPISODE_COMPLETED: _spec(EpisodeCompleted, Scope.ENV),
     _T.EPOCH_COMPLETED: _spec(EpochCompleted, Scope.ENV, must=False, level=_NORMAL),
     _T.ACTION_TAKEN: _spec(ActionTaken, Scope.ENV, must=False, level=_NORMAL),

@@ -217,35 +217,3 @@ class ActionExecutionResult:
     truncated_bootstrap_targets: Mapping[int, float | None]
     """env id -> V(s') for envs whose episode was cut off by a lost worker; empty otherwise. The loop knows no critic
     and puts None: a controller that has one bootstraps with its own value of the last complete state."""
-
-
-@record
-class BatchSummary:
-    """One round: an episode in every env, then one policy update."""
-
-    round_idx: int
-    num_episodes_total: int
-    num_env_steps_total: int
-    accuracy_mean_pct: float
-    accuracy_best_pct: float
-    accuracy_worst_pct: float
-    rolling_accuracy_pct: float
-    """Mean of `accuracy_mean_pct` over the last ten rounds."""
-    committed_accuracy_pct: float | None
-    params_ratio_mean: float
-    """All parameters over the host's own."""
-    return_mean: float
-    return_std: float
-    """Of the raw rewards, over envs."""
-    num_rollbacks: int
-    num_ops: Mapping[str, int]
-    """How often each op was carried out, by its name."""
-    update_performed: bool
-    """False where the policy did not learn: a fixed controller, or a skipped update."""
-    ppo: Mapping[str, float]
-    """Measured figures of the update; unmeasured ones are absent."""
-    phases_ms: Mapping[str, float]
-    """Wall time since the end of the round before, by PHASES; together they are `duration_s`."""
-    phases_cpu_ms: Mapping[str, float]
-    """CPU time of this process in each of them."""
-    duration_s: float

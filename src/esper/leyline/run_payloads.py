@@ -85,8 +85,8 @@ class RunEnded:
 
 
 @record
-class RoundCompleted:
-    """One round is over and counted: an episode in every env, then one policy update."""
+class BatchSummary:
+    """One round: an episode in every env, then one policy update."""
 
     accuracy_mean_pct: float
     """Validation accuracy at the end of the episodes, all blended seeds included: mean over envs."""
@@ -104,12 +104,8 @@ class RoundCompleted:
     """Deviation of these sums over envs."""
     params_ratio_mean: float
     """All parameters over the host's own, mean over envs."""
-    num_germinated: int
-    """Ops carried out."""
-    num_fossilized: int
-    """Ops carried out."""
-    num_pruned: int
-    """Ops carried out; a new seed that fails its probe leaves without an op."""
+    num_ops: Mapping[str, int]
+    """How often each op was carried out, by its name; a new seed that fails its probe leaves without an op."""
     num_rollbacks: int
     """Episodes that ended in a rollback."""
     num_episodes_total: int

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 
 from esper.leyline import (
+    BatchSummary,
     EpisodeCompleted,
     LoggedEvent,
     PPOUpdateCompleted,
     ProfileMeasured,
-    RoundCompleted,
     TrendDetected,
     record,
 )
@@ -24,7 +24,7 @@ from esper.leyline import (
 def scalars(line: LoggedEvent) -> dict[str, float]:
     """The numbers of one event by name; empty for events without curves."""
     match line.data:
-        case RoundCompleted():
+        case BatchSummary():
             found = _of_round(line.data) | {"time/time_elapsed": line.mono, "time/iterations": _count(line)}
         case EpisodeCompleted():
             found = _of_episode(line.data)
@@ -47,7 +47,7 @@ def _count(line: LoggedEvent) -> int | None:
     return None if line.round is None else line.round + 1
 
 
-def _of_round(data: RoundCompleted) -> Found:
+def _of_round(data: BatchSummary) -> Found:
     return {
         "time/total_timesteps": data.num_env_steps_total,
         "host/accuracy_mean_pct": data.accuracy_mean_pct,
@@ -56,9 +56,9 @@ def _of_round(data: RoundCompleted) -> Found:
         "host/rolling_accuracy_pct": data.rolling_accuracy_pct,
         "host/committed_accuracy_pct": data.committed_accuracy_pct,
         "growth/params_ratio_mean": data.params_ratio_mean,
-        "growth/num_germinated": data.num_germinated,
-        "growth/num_fossilized": data.num_fossilized,
-        "growth/num_pruned": data.num_pruned,
+        "growth/num_germinated": data.num_ops["GERMINATE"],
+        "growth/num_fossilized": data.num_ops["FOSSILIZE"],
+        "growth/num_pruned": data.num_ops["PRUNE"],
         "safety/num_rollbacks": data.num_rollbacks,
         "perf/round_s": data.duration_s,
     }
@@ -154,7 +154,7 @@ class RoundCollector:
             self._round, self._values, self._place = line.round, {}, None
         for name, value in scalars(line).items():
             self._values.setdefault(name, []).append(value)
-        if isinstance(line.data, RoundCompleted):
+        if isinstance(line.data, BatchSummary):
             self._place = line.data.num_env_steps_total, line.wall
 
     def take(self) -> Iterator[RoundScalars]:

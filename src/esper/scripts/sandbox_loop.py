@@ -13,6 +13,7 @@ from esper.leyline import (
     ActionMasks,
     ActionOutcome,
     ActionSpec,
+    EpisodeCompleted,
     EpisodeSeed,
     EpochReport,
     LifecycleOp,
@@ -24,7 +25,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import RewardComponentsTelemetry
-from esper.simic.training.accounts import EpisodeStats, StepAccount
+from esper.simic.training.episode_rewards import StepAccount
 from esper.tamiyo.chance import RandomController
 from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.observe import observe
@@ -91,7 +92,7 @@ class SandboxAccounts:
             for env, (earlier, outcome, later) in enumerate(rows)
         )
 
-    def episodes(self) -> tuple[EpisodeStats, ...]:
+    def episodes(self) -> tuple[EpisodeCompleted, ...]:
         """A sandbox counts its episodes itself."""
         return ()
 

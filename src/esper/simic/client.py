@@ -21,6 +21,7 @@ from esper.leyline import (
     ActionExecutionResult,
     ActionOutcome,
     ActionSpec,
+    EpisodeCompleted,
     EpochReport,
     ModelFileError,
     NumericFailure,
@@ -33,9 +34,9 @@ from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observ
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.training.accounts import EpisodeStats, StepAccount
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.simic.training.batch_ops import batch_signals_to_features
+from esper.simic.training.episode_rewards import StepAccount
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
@@ -107,7 +108,7 @@ class Accounts(Protocol):
     def book(self, before: ActionExecutionResult, after: ActionExecutionResult) -> tuple[StepAccount | None, ...]:
         """Prices and notes one step of every env; None for an env whose episode was over, or was lost."""
 
-    def episodes(self) -> tuple[EpisodeStats, ...]:
+    def episodes(self) -> tuple[EpisodeCompleted, ...]:
         """The episodes as they stand, in env order."""
 
 
@@ -295,7 +296,7 @@ class SimicClient(FrozenPolicy):
         metrics["num_rewards_clipped"] = self.scale.num_clipped - self._num_clipped_before
         return metrics
 
-    def episode_stats(self) -> tuple[EpisodeStats, ...]:
+    def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
         return self.accounts.episodes()
 
@@ -347,6 +348,6 @@ class FixedClient:
     def update(self) -> None:
         """Nothing to learn."""
 
-    def episode_stats(self) -> tuple[EpisodeStats, ...]:
+    def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
         return self.accounts.episodes()

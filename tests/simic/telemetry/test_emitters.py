@@ -47,7 +47,6 @@ from tests.simic.telemetry.updates import ListSink, inputs, metrics, op_stats
 
 CTX = EnvContext(round=3, episode=3, env=1, epoch=4)
 SUMMARY = BatchSummary(
-    round_idx=7,
     num_episodes_total=16,
     num_env_steps_total=80,
     accuracy_mean_pct=80.0,
@@ -61,9 +60,6 @@ SUMMARY = BatchSummary(
     num_rollbacks=1,
     num_ops={"WAIT": 6, "GERMINATE": 3, "FOSSILIZE": 1},
     update_performed=True,
-    ppo={},
-    phases_ms={},
-    phases_cpu_ms={},
     duration_s=2.5,
 )
 HIDDEN = RewardHackingSuspected(
@@ -90,12 +86,9 @@ def test_ids_are_filled_into_events_of_an_outbox() -> None:
 
 def test_a_round() -> None:
     sink = ListSink()
-    emit_batch_completed(sink, SUMMARY)
+    emit_batch_completed(sink, 7, SUMMARY)
     assert sink.events[0].round == 7
-    (data,) = sink.of("ROUND_COMPLETED")
-    assert (data.num_germinated, data.num_fossilized, data.num_pruned) == (3, 1, 0)
-    for name in ("accuracy_mean_pct", "rolling_accuracy_pct", "return_std", "num_rollbacks", "duration_s"):
-        assert getattr(data, name) == getattr(SUMMARY, name)
+    assert sink.of("ROUND_COMPLETED") == [SUMMARY]
 
 
 def test_an_action_with_its_reasons_and_its_pay() -> None:

@@ -1,7 +1,7 @@
 """The log of real runs: two events about the same thing agree, and fixed controllers are judged too."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +11,6 @@ from esper.leyline.thresholds import MIN_RATE_EPISODES
 from esper.nissa import NullHub
 from esper.runtime import tasks
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.run_log import RunLog
 from tests.fakes import world
 from tests.nissa.samples import episode, profile
@@ -65,10 +64,8 @@ def test_rollbacks_are_judged_whoever_decides(learned):
     for number in range(3):
         log.round_begins(number, 1)
         rolled_back = MIN_RATE_EPISODES if number == 1 else 0
-        summary = replace(
-            SUMMARY, round_idx=number, num_rollbacks=rolled_back, num_episodes_total=MIN_RATE_EPISODES * (number + 1)
-        )
-        log.round_ends(summary, learned, (), profile(), NoReads())
+        summary = replace(SUMMARY, num_rollbacks=rolled_back, num_episodes_total=MIN_RATE_EPISODES * (number + 1))
+        log.round_ends(number, summary, learned, (), profile(), NoReads())
     told = [(e.round, e.data.metric, e.data.limit) for e in sink.events if e.type.value == "ANOMALY_DETECTED"]
     limit = THRESHOLDS["rollbacks_per_100_episodes"].limit_of(Severity.CRITICAL)
     assert told == [(1, "rollbacks_per_100_episodes", limit)]
@@ -91,7 +88,7 @@ class Looks:
 
 
 SKIPPED = metrics(performed=False, skip_reason="nonfinite")
-EPISODE = EpisodeStats(env_id=0, episode=0, **asdict(episode(return_raw=1.0)))
+EPISODE = episode(return_raw=1.0)
 
 
 @pytest.mark.parametrize("level", [TelemetryLevel.NORMAL, TelemetryLevel.DEBUG])
@@ -100,7 +97,7 @@ def test_an_alarm_brings_evidence_at_level_debug_when_it_is_raised(level):
     log = log_to(sink, level=level, escalate_on_anomaly=False)
     for number, update in enumerate((metrics(), SKIPPED, metrics())):
         log.round_begins(number, 1)
-        log.round_ends(replace(SUMMARY, round_idx=number, num_rollbacks=0), update, (), profile(), looks)
+        log.round_ends(number, replace(SUMMARY, num_rollbacks=0), update, (), profile(), looks)
     evidence = Looks.evidence if level is TelemetryLevel.DEBUG else None
     alarms = [(alarm.kind, alarm.state, alarm.debug) for alarm in sink.of("ANOMALY_DETECTED")]
     assert alarms == [("skipped_updates", "entered", evidence), ("skipped_updates", "cleared", None)]
@@ -113,8 +110,8 @@ def test_the_end_of_a_round_is_told_after_everything_else_of_it():
     for number in range(12):
         last = number == 11
         log.round_begins(number, 1)
-        summary = replace(SUMMARY, round_idx=number, num_rollbacks=0, rolling_accuracy_pct=50.0 if last else 80.0)
-        log.round_ends(summary, SKIPPED if last else metrics(), (EPISODE,), profile(), Looks())
+        summary = replace(SUMMARY, num_rollbacks=0, rolling_accuracy_pct=50.0 if last else 80.0)
+        log.round_ends(number, summary, SKIPPED if last else metrics(), (EPISODE,), profile(), Looks())
     told = [event.type.value for event in sink.events if event.round == 11]
     assert told[-1] == "ROUND_COMPLETED"
     before = "EPISODE_COMPLETED PPO_UPDATE_COMPLETED ANOMALY_DETECTED CHOICE_STATS TREND_DETECTED PROFILE_MEASURED"
@@ -128,7 +125,6 @@ def test_a_log_that_goes_on_after_any_round_tells_what_an_unbroken_one_does():
     for number in range(14):
         summary = replace(
             SUMMARY,
-            round_idx=number,
             num_rollbacks=3 if number == 1 else 0,
             num_episodes_total=8 * (number + 1),
             rolling_accuracy_pct=50.0 + 3.0 * number,
@@ -136,7 +132,7 @@ def test_a_log_that_goes_on_after_any_round_tells_what_an_unbroken_one_does():
         update = SKIPPED if number in (4, 5) else metrics()
         for each in (unbroken, log):
             each.round_begins(number, 1)
-            each.round_ends(summary, update, (), profile(), Looks())
+            each.round_ends(number, summary, update, (), profile(), Looks())
         saved, log = json.loads(json.dumps(log.state_dict(), allow_nan=False)), log_to(broken, num_rounds=14)
         log.load_state_dict(saved)
     assert broken.events == whole.events

@@ -26,14 +26,12 @@ from esper.leyline import (
     JointRatios,
     LayerGradientStats,
     LayerHealth,
-    LifecycleOp,
     LSTMHealth,
     Moments,
     ObservationHealth,
     PolicyLosses,
     PPOUpdateCompleted,
     ProfileMeasured,
-    RoundCompleted,
     Severity,
     TelemetryEvent,
     TelemetryEventType,
@@ -138,27 +136,9 @@ def apply_slot_telemetry(outbox: Outbox, state: EscalationState, epochs: Iterabl
 # ---- one round
 
 
-def emit_batch_completed(hub: EventSink, summary: BatchSummary) -> None:
-    """Tells that a round is over and counted."""
-    data = RoundCompleted(
-        accuracy_mean_pct=summary.accuracy_mean_pct,
-        accuracy_best_pct=summary.accuracy_best_pct,
-        accuracy_worst_pct=summary.accuracy_worst_pct,
-        rolling_accuracy_pct=summary.rolling_accuracy_pct,
-        committed_accuracy_pct=summary.committed_accuracy_pct,
-        return_mean=summary.return_mean,
-        return_std=summary.return_std,
-        params_ratio_mean=summary.params_ratio_mean,
-        num_germinated=_num(summary, LifecycleOp.GERMINATE),
-        num_fossilized=_num(summary, LifecycleOp.FOSSILIZE),
-        num_pruned=_num(summary, LifecycleOp.PRUNE),
-        num_rollbacks=summary.num_rollbacks,
-        num_episodes_total=summary.num_episodes_total,
-        num_env_steps_total=summary.num_env_steps_total,
-        update_performed=summary.update_performed,
-        duration_s=summary.duration_s,
-    )
-    hub.emit(make_event(T.ROUND_COMPLETED, data, round=summary.round_idx))
+def emit_batch_completed(hub: EventSink, round_idx: int, summary: BatchSummary) -> None:
+    """Emits ROUND_COMPLETED: the round is over and counted."""
+    hub.emit(make_event(T.ROUND_COMPLETED, summary, round=round_idx))
 
 
 def emit_action_distribution(hub: EventSink, round_idx: int, ops: ChoiceStats) -> None:
@@ -293,10 +273,6 @@ def _emit_env(
 ) -> None:
     event = make_event(kind, data, severity, round=ctx.round, episode=ctx.episode, env=ctx.env, epoch=ctx.epoch)
     hub.emit(event)
-
-
-def _num(summary: BatchSummary, op: LifecycleOp) -> int:
-    return summary.num_ops.get(op.name, 0)  # an op that is not listed was never carried out
 
 
 def _heads(metrics: PPOUpdateMetrics) -> dict[str, HeadUpdate]:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from esper.leyline import BatchSummary, ExitCode
+from esper.leyline import BatchSummary, EpisodeCompleted, ExitCode
 from esper.nissa import Backend
-from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.session import Finish, Start, finish_unopened, sitting
 from esper.simic.training.stop_signals import StopSignals
@@ -152,15 +151,15 @@ def run_comparison(
     return ComparisonFinish(found=so_far[-1], sides=(a.finish(stop.exit_code), b.finish(stop.exit_code)))
 
 
-def _pairs(round_idx: int, a: Sequence[EpisodeStats], b: Sequence[EpisodeStats]) -> list[Pair]:
+def _pairs(round_idx: int, a: Sequence[EpisodeCompleted], b: Sequence[EpisodeCompleted]) -> list[Pair]:
     rows = []
-    for left, right in zip(a, b, strict=True):
+    for env_id, (left, right) in enumerate(zip(a, b, strict=True)):
         if left.committed_accuracy_pct is None or right.committed_accuracy_pct is None:
             continue  # a lost worker: the pair is dropped on both sides
         rows.append(
             Pair(
                 round_idx=round_idx,
-                env_id=left.env_id,
+                env_id=env_id,
                 accuracy_pct_a=left.committed_accuracy_pct,
                 accuracy_pct_b=right.committed_accuracy_pct,
                 params_ratio_a=left.params_ratio,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from esper.leyline import (
     ActionSpec,
     BatchSummary,
     CudaMemory,
+    EpisodeCompleted,
     EventSink,
     HostLayout,
     PhaseTime,
@@ -30,7 +31,6 @@ from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.accounts import EpisodeStats
 from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
 from esper.simic.training.keeper import CheckpointKeeper
 from esper.simic.training.provenance import run_started
@@ -127,12 +127,17 @@ class RunRecorder(Recorder):
         self._count(started)
 
     def round_ends(
-        self, summary: BatchSummary, metrics: PPOUpdateMetrics | None, episodes: Sequence[EpisodeStats]
+        self,
+        round_idx: int,
+        summary: BatchSummary,
+        metrics: PPOUpdateMetrics | None,
+        episodes: Sequence[EpisodeCompleted],
+        phases: Mapping[str, PhaseTime],
     ) -> None:
         """The round is complete and counted."""
-        profile, started = self._profile(summary, episodes), time.thread_time()
+        profile, started = self._profile(summary, episodes, phases), time.thread_time()
         self._telling_s = 0.0  # telling a round is part of the next one's profile, as saving it is
-        self._log.round_ends(summary, metrics, episodes, profile, self._looks)
+        self._log.round_ends(round_idx, summary, metrics, episodes, profile, self._looks)
         self._count(started)
 
     def checkpoint(self, trainer: VectorizedPPOTrainer, *, last: bool) -> None:
@@ -150,23 +155,21 @@ class RunRecorder(Recorder):
         self._telling_s += spent_s
         self.telling_total_s += spent_s
 
-    def _profile(self, summary: BatchSummary, episodes: Sequence[EpisodeStats]) -> ProfileMeasured:
+    def _profile(
+        self, summary: BatchSummary, episodes: Sequence[EpisodeCompleted], phases: Mapping[str, PhaseTime]
+    ) -> ProfileMeasured:
         """Where the round's time went. Saving comes after a round and is told with the next."""
         steps = sum(episode.num_epochs for episode in episodes)
         health = self._hub.health()
         writer_ms, self._writer_ms = health.writer_cpu_ms - self._writer_ms, health.writer_cpu_ms
-        phases = {
-            name: PhaseTime(wall_ms=wall_ms, cpu_ms=summary.phases_cpu_ms[name])
-            for name, wall_ms in summary.phases_ms.items()
-        }
         waits = self._has_workers and summary.duration_s > 0.0
         return ProfileMeasured(
             env_steps_per_s=steps / summary.duration_s if summary.duration_s > 0.0 else 0.0,
             host_samples_per_s=steps * self._num_rows / summary.duration_s if summary.duration_s > 0.0 else None,
             phases=phases,
-            controller_ms_per_env_step=summary.phases_ms["act"] / steps if steps else None,
+            controller_ms_per_env_step=phases["act"].wall_ms / steps if steps else None,
             telemetry_cpu_ms=1e3 * self._telling_s + writer_ms,
-            wait_share=summary.phases_ms["execute"] / (1e3 * summary.duration_s) if waits else None,
+            wait_share=phases["execute"].wall_ms / (1e3 * summary.duration_s) if waits else None,
             rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
             cuda=cuda_memory(),
             disk_free_bytes=None if self._folder is None else free_bytes(self._folder),

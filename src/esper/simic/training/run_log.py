@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from esper.leyline import (
     AnomalyDebug,
     BatchSummary,
+    EpisodeCompleted,
     EpochReport,
     HostLayout,
     LayerGradientStats,
@@ -55,9 +56,9 @@ from esper.simic.telemetry.report_events import (
     find_trend,
 )
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
-from esper.simic.training.accounts import EpisodeStats, StepAccount
 from esper.simic.training.counterfactual_eval import points
-from esper.simic.training.step_payloads import decision_records, episode_completed
+from esper.simic.training.episode_rewards import StepAccount
+from esper.simic.training.step_payloads import decision_records
 
 T = TelemetryEventType
 PRIMARY_TERMS = frozenset({"terminal", "size", "rollback"})
@@ -77,7 +78,7 @@ class PolicyReads(Protocol):
         """What goes with an alarm."""
 
 
-def shaping_share(episodes: Sequence[EpisodeStats]) -> float | None:
+def shaping_share(episodes: Sequence[EpisodeCompleted]) -> float | None:
     """How much of what was paid speaks of anything but the outcome; None where nothing was paid.
 
     Terms count with what is left of them over a whole episode: an advance that is settled later shapes nothing.
@@ -182,26 +183,28 @@ class RunLog:
 
     def round_ends(
         self,
+        round_idx: int,
         summary: BatchSummary,
         metrics: PPOUpdateMetrics | None,
-        episodes: Sequence[EpisodeStats],
+        episodes: Sequence[EpisodeCompleted],
         profile: ProfileMeasured,
         reads: PolicyReads,
     ) -> None:
         """Tells the outcomes of the episodes, the update and the round; the round is told last.
 
         Args:
-            summary: The round.
+            round_idx: The round.
+            summary: Its figures.
             metrics: Its update; None for a fixed controller.
             episodes: In env order.
             profile: Where its time went.
             reads: A closer look at the policy; asked at level DEBUG only.
         """
-        clock = UpdateClock(round=summary.round_idx)
-        for episode in episodes:
+        clock = UpdateClock(round=round_idx)
+        for env, episode in enumerate(episodes):
             last = max(0, episode.num_epochs - 1)
-            ctx = EnvContext(round=clock.round, episode=episode.episode, env=episode.env_id, epoch=last)
-            emit_reward_summary(self._hub, ctx, episode_completed(episode))
+            ctx = EnvContext(round=clock.round, episode=clock.round, env=env, epoch=last)
+            emit_reward_summary(self._hub, ctx, episode)
         self._num_rollbacks += summary.num_rollbacks
         learned_at_debug = metrics is not None and level_at(self._escalation, clock) is TelemetryLevel.DEBUG
         if metrics is not None:
@@ -215,14 +218,14 @@ class RunLog:
         self._rolling = [*self._rolling, summary.rolling_accuracy_pct]
         emit_trend(self._hub, clock.round, find_trend(self._rolling, self._num_rounds))
         emit_throughput(self._hub, clock.round, profile)
-        emit_batch_completed(self._hub, summary)
+        emit_batch_completed(self._hub, round_idx, summary)
 
     def _check_round(
         self,
         clock: UpdateClock,
         summary: BatchSummary,
         metrics: PPOUpdateMetrics | None,
-        episodes: Sequence[EpisodeStats],
+        episodes: Sequence[EpisodeCompleted],
     ) -> AnomalyReport:
         inputs = UpdateInputs(
             metrics=metrics,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
-from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from esper.leyline import (
     HEAD_NAMES,
     OPS,
     ActionSpec,
-    EpisodeCompleted,
     HeadDecision,
     HostLayout,
     SeenByPolicy,
@@ -27,7 +25,6 @@ from esper.simic.agent.ppo import Decision
 from esper.simic.control.normalization import OBSERVATION_LIMIT
 from esper.simic.telemetry.records import Decision as DecisionRecord
 from esper.simic.telemetry.records import brief, brief_or_none
-from esper.simic.training.accounts import EpisodeStats
 from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
 
 NOTHING_SEEN: Mapping[int, SeenByPolicy] = {}
@@ -121,26 +118,4 @@ def _decision(
         log_prob=brief(math.fsum(log_probs)),
         heads=heads,
         seen=seen,
-    )
-
-
-def episode_completed(stats: EpisodeStats) -> EpisodeCompleted:
-    """The outcome of an episode."""
-    return EpisodeCompleted(
-        end=cast(Literal["completed", "rolled_back", "worker_lost"], stats.end),
-        num_epochs=stats.num_epochs,
-        final_accuracy_pct=stats.final_accuracy_pct,
-        best_accuracy_pct=stats.best_accuracy_pct,
-        committed_accuracy_pct=stats.committed_accuracy_pct,
-        final_loss=stats.final_loss,
-        params_added=stats.params_added,
-        params_ratio=stats.params_ratio,
-        num_germinated=stats.num_germinated,
-        num_fossilized=stats.num_fossilized,
-        num_pruned=stats.num_pruned,
-        num_alive=stats.num_alive,
-        num_contributing_fossils=stats.num_contributing_fossils,
-        return_raw=stats.return_raw,
-        components_sum=stats.components_sum,
-        num_ops=stats.num_ops,
     )

@@ -25,11 +25,11 @@ from esper.simic.telemetry.debug_telemetry import (
     odd_ratios,
 )
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
-from esper.simic.training.accounts import EpisodeAccounts, Pricing
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.end_marker import EndMarker
 from esper.simic.training.env_factory import build_worker, make_worker_spec
+from esper.simic.training.episode_rewards import EpisodeAccounts, Pricing
 from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.run_state import RunState

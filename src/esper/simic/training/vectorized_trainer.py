@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from esper.leyline import (
     ActionExecutionResult,
     ActionSpec,
     BatchSummary,
+    EpisodeCompleted,
     EventSink,
     HostLayout,
+    PhaseTime,
     PolicyProtocol,
 )
 from esper.leyline.run_payloads import PHASES
@@ -24,9 +26,9 @@ from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import StepFacts
 from esper.simic.rewards import Calibration
-from esper.simic.training.accounts import EpisodeStats, total_ops
 from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.episode_rewards import total_ops
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
 from esper.simic.training.runner import check_updates, run_ppo_updates
 from esper.tolaria.governor import RollbackBudget
@@ -43,7 +45,7 @@ class Client(PolicyProtocol, Protocol):
     def update(self) -> PPOUpdateMetrics | None:
         """Learns from the round; None if there is nothing to learn."""
 
-    def episode_stats(self) -> tuple[EpisodeStats, ...]:
+    def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes."""
 
 
@@ -62,7 +64,12 @@ class Recorder(StepObserver):
         """The next round's episodes start."""
 
     def round_ends(
-        self, summary: BatchSummary, metrics: PPOUpdateMetrics | None, episodes: Sequence[EpisodeStats]
+        self,
+        round_idx: int,
+        summary: BatchSummary,
+        metrics: PPOUpdateMetrics | None,
+        episodes: Sequence[EpisodeCompleted],
+        phases: Mapping[str, PhaseTime],
     ) -> None:
         """The round is complete and counted."""
 
@@ -169,11 +176,13 @@ class VectorizedPPOTrainer:
         clock.note("update")
         episodes = self.client.episode_stats()
         self.num_env_steps += sum(episode.num_epochs for episode in episodes)
-        summary = self._summarize(final, episodes, metrics)
+        phases = clock.take()
+        duration_s = sum(phase.wall_ms for phase in phases.values()) / 1e3
+        summary = self._summarize(final, episodes, metrics, duration_s)
         self.history.append(summary)
         self.next_round = round_idx + 1
-        self.stop.round_s = summary.duration_s
-        self.recorder.round_ends(summary, metrics, episodes)
+        self.stop.round_s = duration_s
+        self.recorder.round_ends(round_idx, summary, metrics, episodes, phases)
         clock.note("other")
         # Whatever ends the run here is told by the round's own events first.
         self.rollbacks.note_round(summary.num_rollbacks, len(episodes))
@@ -183,10 +192,10 @@ class VectorizedPPOTrainer:
     def _summarize(
         self,
         final: ActionExecutionResult,
-        episodes: Sequence[EpisodeStats],
+        episodes: Sequence[EpisodeCompleted],
         metrics: PPOUpdateMetrics | None,
+        duration_s: float,
     ) -> BatchSummary:
-        wall_s, cpu_s = self._clock.take()
         accuracies = [report.val_accuracy_pct for report in final.reports]
         committed = [report.committed_accuracy_pct for report in final.reports]
         measured = [accuracy for accuracy in committed if accuracy is not None]
@@ -194,7 +203,6 @@ class VectorizedPPOTrainer:
         mean = statistics.fmean(accuracies)
         recent = [summary.accuracy_mean_pct for summary in self.history[-(ROLLING_ROUNDS - 1) :]]
         return BatchSummary(
-            round_idx=self.next_round,
             num_episodes_total=(self.next_round + 1) * self.config.envs,
             num_env_steps_total=self.num_env_steps,
             accuracy_mean_pct=mean,
@@ -208,10 +216,7 @@ class VectorizedPPOTrainer:
             num_rollbacks=sum(episode.end == "rolled_back" for episode in episodes),
             num_ops=total_ops(episodes),
             update_performed=metrics is not None and metrics["performed"],
-            ppo={} if metrics is None else scalar_metrics(metrics),
-            phases_ms={name: 1e3 * seconds for name, seconds in wall_s.items()},
-            phases_cpu_ms={name: 1e3 * seconds for name, seconds in cpu_s.items()},
-            duration_s=sum(wall_s.values()),
+            duration_s=duration_s,
         )
 
     def counters(self) -> dict[str, Any]:
@@ -250,9 +255,12 @@ class _PhaseClock(StepObserver):
         self._cpu_s[phase] += now[1] - self._last[1]
         self._last = now
 
-    def take(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Returns wall and CPU seconds by phase, and sets them to zero."""
-        taken = self._wall_s, self._cpu_s
+    def take(self) -> dict[str, PhaseTime]:
+        """Time by phase; all start anew."""
+        taken = {
+            name: PhaseTime(wall_ms=1e3 * wall_s, cpu_ms=1e3 * self._cpu_s[name])
+            for name, wall_s in self._wall_s.items()
+        }
         self._wall_s, self._cpu_s = dict.fromkeys(PHASES, 0.0), dict.fromkeys(PHASES, 0.0)
         return taken
 
@@ -267,11 +275,3 @@ class _PhaseClock(StepObserver):
 
     def stored(self, before: ActionExecutionResult, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
         self.note("reward")
-
-
-def scalar_metrics(metrics: PPOUpdateMetrics) -> dict[str, float]:
-    """The measured numbers of an update, by name; head entropies as `entropy_<head>`."""
-    flat = {name: value for name, value in metrics.items() if isinstance(value, float)}
-    entropies = {f"entropy_{head}": value for head, value in metrics["head_entropies"].items() if value is not None}
-    norm = metrics["gradient_stats"]["norm_mean"]
-    return {**flat, **entropies, **({} if norm is None else {"grad_norm": norm})}  # type: ignore[dict-item]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.simic.training.accounts import EpisodeAccounts
+from esper.simic.training.episode_rewards import EpisodeAccounts
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from esper.leyline import (
     ActionExecutionResult,
     ActionOutcome,
+    EpisodeCompleted,
     EpochReport,
     HostLayout,
     LifecycleOp,
@@ -49,33 +51,6 @@ class StepAccount:
     suspicions: tuple[HackingSuspicion, ...]
 
 
-@record
-class EpisodeStats:
-    """One finished episode of one env."""
-
-    env_id: int
-    episode: int
-    end: str
-    """"completed", "rolled_back" or "worker_lost"."""
-    num_epochs: int
-    """Epochs that were trained; the one that ended in a rollback counts."""
-    final_accuracy_pct: float
-    best_accuracy_pct: float
-    committed_accuracy_pct: float | None
-    final_loss: float
-    params_added: int
-    params_ratio: float
-    num_germinated: int
-    num_fossilized: int
-    num_pruned: int
-    num_alive: int
-    num_contributing_fossils: int | None
-    """None where the contribution of a fossil was not measured."""
-    return_raw: float
-    components_sum: Mapping[str, float]
-    num_ops: Mapping[str, int]
-
-
 @dataclass(slots=True)
 class _Book:
     """What is noted about one env's running episode."""
@@ -84,7 +59,7 @@ class _Book:
     last: EpochReport
     best_accuracy_pct: float
     num_epochs: int = 0
-    end: str = "completed"
+    end: Literal["completed", "rolled_back", "worker_lost"] = "completed"
     components: Counter[str] = field(default_factory=Counter)
     ops: Counter[str] = field(default_factory=Counter)
 
@@ -149,20 +124,18 @@ class EpisodeAccounts:
             book.end = "rolled_back"
         return account
 
-    def episodes(self) -> tuple[EpisodeStats, ...]:
+    def episodes(self) -> tuple[EpisodeCompleted, ...]:
         """The episodes as they stand, in env order."""
         return tuple(_close(book) for book in self._books)
 
 
-def _close(book: _Book) -> EpisodeStats:
+def _close(book: _Book) -> EpisodeCompleted:
     last, ops = book.last, book.ops
     germinated, fossilized = ops[LifecycleOp.GERMINATE.name], ops[LifecycleOp.FOSSILIZE.name]
     # A seed that fails its probe leaves without an op. What a rollback undid is still a seed without an end.
     undone = book.end == "rolled_back"
     alive = germinated - fossilized - ops[LifecycleOp.PRUNE.name] if undone else last.num_live
-    return EpisodeStats(
-        env_id=last.env_id,
-        episode=last.episode,
+    return EpisodeCompleted(
         end=book.end,
         num_epochs=book.num_epochs,
         final_accuracy_pct=last.val_accuracy_pct,
@@ -189,7 +162,7 @@ def num_contributing_fossils(report: EpochReport) -> int | None:
     return sum(gain > 0.0 for gain in measured) if len(measured) == len(worth) else None
 
 
-def total_ops(episodes: Iterable[EpisodeStats]) -> dict[str, int]:
+def total_ops(episodes: Iterable[EpisodeCompleted]) -> dict[str, int]:
     """How often each op was carried out in these episodes."""
     total: Counter[str] = Counter()
     for episode in episodes:

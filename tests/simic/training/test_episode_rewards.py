@@ -6,7 +6,7 @@ import pytest
 
 from esper.leyline import RollbackReason, SeedStage
 from esper.simic.client import SimicClient
-from esper.simic.training.accounts import EpisodeAccounts, num_contributing_fossils
+from esper.simic.training.episode_rewards import EpisodeAccounts, num_contributing_fossils
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
