@@ -19,7 +19,6 @@ from esper.kasmina import (
     Host,
     MLPHost,
     MorphogeneticModel,
-    SlotAttribution,
     TransformerHost,
     apply_op,
     begin_epoch,
@@ -28,6 +27,7 @@ from esper.kasmina import (
 from esper.leyline import (
     DEFAULT_LIFECYCLE,
     ActionSpec,
+    Attribution,
     GradientEvidence,
     LifecycleConfig,
     LifecycleOp,
@@ -172,7 +172,7 @@ def train_epoch(run: Run) -> tuple[float, dict[str, GradientEvidence]]:
     return sum(losses) / len(losses), run.optimizer.finish_epoch()
 
 
-def validate(run: Run) -> tuple[float, dict[str, SlotAttribution]]:
+def validate(run: Run) -> tuple[float, dict[str, Attribution]]:
     """Loss of the whole network, and what is lost without each blended seed."""
     run.model.eval()
     blended = frozenset(s.spec.slot_id for s in run.model.all_slots() if s.stage.is_blended)
@@ -185,7 +185,7 @@ def validate(run: Run) -> tuple[float, dict[str, SlotAttribution]]:
         rows += y.numel()
     points = [100.0 * done / rows for done in correct]
     worth = {
-        slot_id: SlotAttribution(contribution_pp=points[0] - without, solo_pp=None, interaction_pp=None)
+        slot_id: Attribution(contribution_pp=points[0] - without, solo_pp=None, interaction_pp=None)
         for slot_id, without in zip(sorted(blended), points[1:], strict=True)
     }
     return loss / rows, worth

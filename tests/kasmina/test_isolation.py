@@ -119,7 +119,7 @@ def test_a_broken_seed_cannot_blend_but_can_be_pruned() -> None:
     step(run)
     with pytest.raises(IllegalOperation, match="gradients_finite"):
         run.model.advance("r0c1")
-    assert gate_prune(run.model.evidence("r0c1"), run.model.lifecycle).passed
+    assert gate_prune(run.model.report("r0c1"), run.model.lifecycle).passed
     assert step(run, LifecycleOp.PRUNE, "r0c1")[0].target is SeedStage.PRUNED
     assert math.isfinite(train_epoch(run)[0])
 

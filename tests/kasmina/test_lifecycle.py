@@ -178,7 +178,7 @@ def test_evidence_not_measured_in_this_epoch_is_none() -> None:
 def test_a_contribution_counts_only_for_the_network_it_was_measured_in() -> None:
     run = quick()
     grow_to(run, SLOT, "HOLDING")
-    assert gate_fossilize(run.model.evidence(SLOT), run.model.lifecycle).passed
+    assert gate_fossilize(run.model.report(SLOT), run.model.lifecycle).passed
     run.model.germinate("r0c2", "mlp.glu", "linear", rng_seed=1)
     with pytest.raises(IllegalOperation, match="contribution_current"):
         run.model.fossilize(SLOT)
@@ -238,7 +238,7 @@ def legal_ops(run: Run) -> list[tuple[LifecycleOp, str]]:
     model, found = run.model, []
     for slot in model.all_slots():
         slot_id = slot.spec.slot_id
-        evidence = model.evidence(slot_id)
+        evidence = model.report(slot_id)
         card = model.layout.card(slot_id, ONE_BLUEPRINT[model.host.topology])
         verdicts = {
             LifecycleOp.GERMINATE: gate_germinate(
@@ -319,7 +319,7 @@ def test_survivors_keep_their_state_to_the_bit(optim: str) -> None:
         if not name.startswith("slots.r0c1."):
             assert (id(p), bits(p)) == kept[name]
     run.model.prune("r0c0")
-    run.model.prune("r0c1", Cause.GOVERNOR)
+    run.model.prune("r0c1", Cause.AUTO)
     assert set(optimizer_bits(run.optimizer)) == {name for name in before if name.startswith("host.")}
     assert_optimizer_matches(run)
 
@@ -362,7 +362,7 @@ def test_a_thousand_cycles_leave_nothing_behind() -> None:
         if cycle % 100 == 0:
             for batch in run.batches:
                 train_batch(run, batch)
-        run.model.prune(SLOT, Cause.GOVERNOR)
+        run.model.prune(SLOT, Cause.AUTO)
         end_epoch(run.model, quiet)
         end_epoch(run.model, quiet)
         if cycle in (99, 999):

@@ -16,8 +16,8 @@ from esper.leyline import (
     Gate,
     GateResult,
     LifecycleConfig,
-    SeedEvidence,
     SeedStage,
+    SlotReport,
     gate_blend,
     gate_fossilize,
     gate_germinate,
@@ -35,7 +35,16 @@ CONFIG: LifecycleConfig = replace(
     min_contribution=0.125,
 )
 
-GOOD = SeedEvidence(
+GOOD = SlotReport(
+    slot_id="r0c0",
+    seed_id="r0c0.1",
+    blueprint="mlp.mlp",
+    blend="linear",
+    params=9,
+    solo_pp=1.0,
+    interaction_pp=0.0,
+    grad_ratio=1.0,
+    grad_health=1.0,
     stage=SeedStage.GERMINATED,
     epochs_in_stage=2,
     age_epochs=1,
@@ -56,7 +65,7 @@ GOOD = SeedEvidence(
 )
 """Every value sits exactly on its limit; only the stage has to be set."""
 
-GateFunction = Callable[[SeedEvidence, LifecycleConfig], GateResult]
+GateFunction = Callable[[SlotReport, LifecycleConfig], GateResult]
 GATES: dict[Gate, tuple[GateFunction, set[SeedStage], set[str]]] = {
     Gate.TRAIN: (gate_train, {SeedStage.GERMINATED}, {"probe_passed", "in_optimizer"}),
     Gate.BLEND: (
@@ -140,7 +149,7 @@ def test_one_step_beyond_the_limit_closes_the_gate(gate: Gate, field: str, beyon
 def test_a_gate_reads_nothing_but_its_own_fields(gate: Gate) -> None:
     _, _, reads = GATES[gate]
     also = {"topology_version"} if gate is Gate.FOSSILIZE else set()
-    others = set(SeedEvidence.__dataclass_fields__) - reads - also - {"stage"}
+    others = set(SlotReport.__dataclass_fields__) - reads - also - {"stage"}
     assert at(gate, **dict.fromkeys(others)).passed
 
 

@@ -16,8 +16,8 @@ from esper.leyline import (
     MIXING,
     BlueprintCard,
     HostLayout,
-    SeedEvidence,
     SlotConfig,
+    SlotMeasurement,
     SlotReport,
     SlotSpec,
     check_slot_id,
@@ -55,7 +55,7 @@ def test_a_record_with_parents_pickles_all_fields() -> None:
     back = pickle.loads(pickle.dumps(report))
     assert back == report
     assert back.slot_id == "<slot_id>"
-    assert {field.name for field in fields(SeedEvidence)} < set(values)
+    assert {field.name for field in fields(SlotMeasurement)} < set(values)
 
 
 # ---- slots

@@ -7,7 +7,6 @@ import pytest
 from esper.leyline import (
     TRANSITIONS,
     Cause,
-    Gate,
     LifecycleOp,
     SeedEnded,
     SeedGerminated,
@@ -21,22 +20,22 @@ from esper.leyline import (
 S = SeedStage
 
 DOCUMENTED = {
-    (S.DORMANT, S.GERMINATED): (LifecycleOp.GERMINATE, Gate.GERMINATE),
-    (S.GERMINATED, S.TRAINING): (None, Gate.TRAIN),
-    (S.GERMINATED, S.PRUNED): (None, None),
-    (S.TRAINING, S.BLENDING): (LifecycleOp.ADVANCE, Gate.BLEND),
-    (S.TRAINING, S.PRUNED): (LifecycleOp.PRUNE, Gate.PRUNE),
-    (S.BLENDING, S.HOLDING): (None, Gate.HOLD),
-    (S.BLENDING, S.PRUNED): (LifecycleOp.PRUNE, Gate.PRUNE),
-    (S.HOLDING, S.FOSSILIZED): (LifecycleOp.FOSSILIZE, Gate.FOSSILIZE),
-    (S.HOLDING, S.PRUNED): (LifecycleOp.PRUNE, Gate.PRUNE),
-    (S.PRUNED, S.EMBARGOED): (None, None),
-    (S.EMBARGOED, S.DORMANT): (None, None),
+    (S.DORMANT, S.GERMINATED): LifecycleOp.GERMINATE,
+    (S.GERMINATED, S.TRAINING): None,
+    (S.GERMINATED, S.PRUNED): None,
+    (S.TRAINING, S.BLENDING): LifecycleOp.ADVANCE,
+    (S.TRAINING, S.PRUNED): LifecycleOp.PRUNE,
+    (S.BLENDING, S.HOLDING): None,
+    (S.BLENDING, S.PRUNED): LifecycleOp.PRUNE,
+    (S.HOLDING, S.FOSSILIZED): LifecycleOp.FOSSILIZE,
+    (S.HOLDING, S.PRUNED): LifecycleOp.PRUNE,
+    (S.PRUNED, S.EMBARGOED): None,
+    (S.EMBARGOED, S.DORMANT): None,
 }
 
 
 def test_the_table_holds_exactly_the_documented_moves() -> None:
-    assert {pair: (move.op, move.gate) for pair, move in TRANSITIONS.items()} == DOCUMENTED
+    assert {pair: move.op for pair, move in TRANSITIONS.items()} == DOCUMENTED
     assert all((move.source, move.target) == pair for pair, move in TRANSITIONS.items())
 
 

@@ -226,7 +226,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 def test_a_worker_that_speaks_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.tolaria.engine.VectorizedEngine.protocol_version", 99)
-    with pytest.raises(WorkerError, match="speaks protocol 99, this process 1"):
+    with pytest.raises(WorkerError, match="speaks protocol 99, this process 2"):
         EnginePool(build_worker, worlds.worker_spec())
 
 

@@ -5,7 +5,6 @@ from esper.kasmina.export import export_model, export_module
 from esper.kasmina.hosts import CNNHost, Host, HostSpec, MLPHost, TransformerHost, build_host, wrap_sequential
 from esper.kasmina.lifecycle import (
     EpochMeasurement,
-    SlotAttribution,
     advance_active_seed,
     apply_op,
     begin_epoch,
@@ -29,7 +28,6 @@ __all__ = [
     "MorphogeneticModel",
     "ParamCounts",
     "SeedSlot",
-    "SlotAttribution",
     "TransformerHost",
     "advance_active_seed",
     "apply_op",

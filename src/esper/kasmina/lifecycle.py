@@ -6,17 +6,19 @@ Order inside a step: apply_op, begin_epoch, train, validate, end_epoch. Counters
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import UNMEASURED, SeedSlot
 from esper.leyline import (
     ActionSpec,
+    Attribution,
     Cause,
     GradientEvidence,
     LifecycleOp,
     SeedStage,
     SlotConfig,
+    SlotMeasurement,
     SlotTransition,
     gate_blend,
     gate_hold,
@@ -28,21 +30,12 @@ GRAD_RATIO_DECAY = 0.9
 
 
 @record
-class SlotAttribution:
-    """What validation says a blended seed is worth, in points. None means not measured."""
-
-    contribution_pp: float | None
-    solo_pp: float | None
-    interaction_pp: float | None
-
-
-@record
 class EpochMeasurement:
-    """What the epoch showed, for the slots' books."""
+    """What one epoch of training and validation measured."""
 
     train_loss: float
     val_loss: float
-    attributions: Mapping[str, SlotAttribution]
+    attributions: Mapping[str, Attribution]
     """By slot id; slots that were not measured are absent."""
     gradients: Mapping[str, GradientEvidence]
     """By parameter group: "host" and slot ids."""
@@ -63,12 +56,9 @@ def resolve_target_slot(slot_idx: int, *, enabled_slots: Sequence[str], slot_con
     return slot_id, list(enabled_slots).index(slot_id)
 
 
-def advance_active_seed(model: MorphogeneticModel, slot_id: str) -> bool:
-    """Starts blending the seed in this slot. Returns False, and changes nothing, if its gate is closed."""
-    if not gate_blend(model.evidence(slot_id), model.lifecycle).passed:
-        return False
-    model.advance(slot_id)
-    return True
+def advance_active_seed(model: MorphogeneticModel, slot_id: str) -> SlotTransition | None:
+    """Starts blending the seed in this slot. Returns None, and changes nothing, if its gate is closed."""
+    return model.advance(slot_id) if gate_blend(model.report(slot_id), model.lifecycle).passed else None
 
 
 def apply_op(model: MorphogeneticModel, spec: ActionSpec, rng_seed: int) -> SlotTransition | None:
@@ -84,12 +74,10 @@ def apply_op(model: MorphogeneticModel, spec: ActionSpec, rng_seed: int) -> Slot
         assert spec.blueprint is not None
         assert spec.blend is not None
         return model.germinate(spec.slot, spec.blueprint, spec.blend, rng_seed)
-    act = {
-        LifecycleOp.ADVANCE: model.advance,
-        LifecycleOp.PRUNE: model.prune,
-        LifecycleOp.FOSSILIZE: model.fossilize,
-    }[spec.op]
-    return act(spec.slot)
+    if spec.op is LifecycleOp.ADVANCE:
+        # A closed gate is asked once more by the model, whose error names the checks that failed.
+        return advance_active_seed(model, spec.slot) or model.advance(spec.slot)
+    return model.prune(spec.slot) if spec.op is LifecycleOp.PRUNE else model.fossilize(spec.slot)
 
 
 def begin_epoch(model: MorphogeneticModel) -> list[SlotTransition]:
@@ -97,7 +85,7 @@ def begin_epoch(model: MorphogeneticModel) -> list[SlotTransition]:
     moves = []
     for slot in model.all_slots():
         if slot.stage is SeedStage.GERMINATED:
-            if gate_train(model.evidence(slot.spec.slot_id), model.lifecycle).passed:
+            if gate_train(model.report(slot.spec.slot_id), model.lifecycle).passed:
                 moves.append(slot.transition(SeedStage.TRAINING, Cause.AUTO))
             else:
                 moves.append(model.prune(slot.spec.slot_id, Cause.AUTO))
@@ -107,14 +95,14 @@ def begin_epoch(model: MorphogeneticModel) -> list[SlotTransition]:
 
 
 def end_epoch(model: MorphogeneticModel, measured: EpochMeasurement) -> list[SlotTransition]:
-    """Books what was measured, moves the counters once, and makes the moves that come by themselves."""
+    """Stores what was measured, advances the counters once, and makes the automatic moves."""
     model.train_loss, model.val_loss = measured.train_loss, measured.val_loss
     moves = []
     for slot in model.all_slots():
         slot.epochs_in_stage += 1
         if slot.stage.has_seed:
             slot.age_epochs += 1
-            _book(slot, measured, model.topology_version)
+            slot.measured = _measurement(slot, measured, model.topology_version)
         target = _automatic_move(model, slot)
         if target is not None:
             moves.append(slot.transition(target, Cause.AUTO))
@@ -123,7 +111,7 @@ def end_epoch(model: MorphogeneticModel, measured: EpochMeasurement) -> list[Slo
 
 def _automatic_move(model: MorphogeneticModel, slot: SeedSlot) -> SeedStage | None:
     if slot.stage is SeedStage.BLENDING:
-        opened = gate_hold(model.evidence(slot.spec.slot_id), model.lifecycle).passed
+        opened = gate_hold(model.report(slot.spec.slot_id), model.lifecycle).passed
         return SeedStage.HOLDING if opened else None
     if slot.stage is SeedStage.PRUNED:
         return SeedStage.EMBARGOED
@@ -132,8 +120,8 @@ def _automatic_move(model: MorphogeneticModel, slot: SeedSlot) -> SeedStage | No
     return None
 
 
-def _book(slot: SeedSlot, epoch: EpochMeasurement, topology_version: int) -> None:
-    """Replaces the slot's measurements by this epoch's; what was not measured now is None, not the old value."""
+def _measurement(slot: SeedSlot, epoch: EpochMeasurement, topology_version: int) -> SlotMeasurement:
+    """This epoch's measurement of a slot; what was not measured now is None, not the old value."""
     assert slot.meter is not None
     slot_id = slot.spec.slot_id
     gain, ratio = slot.meter.finish_epoch()
@@ -148,16 +136,9 @@ def _book(slot: SeedSlot, epoch: EpochMeasurement, topology_version: int) -> Non
             grad_health=own.health,
         )
     if slot_id in epoch.attributions:
-        worth = epoch.attributions[slot_id]
-        fresh = replace(
-            fresh,
-            contribution_pp=worth.contribution_pp,
-            solo_pp=worth.solo_pp,
-            interaction_pp=worth.interaction_pp,
-            contribution_alpha=slot.alpha,
-            contribution_topology=topology_version,
-        )
-    slot.measured = fresh
+        worth = asdict(epoch.attributions[slot_id])
+        fresh = replace(fresh, **worth, contribution_alpha=slot.alpha, contribution_topology=topology_version)
+    return fresh
 
 
 def _grad_ratio(before: float | None, own: float | None, host: float | None) -> float | None:

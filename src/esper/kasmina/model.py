@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,6 @@ from esper.leyline import (
     HostLayout,
     IllegalOperation,
     LifecycleConfig,
-    SeedEvidence,
     SeedStage,
     SlotConfig,
     SlotReport,
@@ -280,18 +280,18 @@ class MorphogeneticModel(nn.Module):
 
     def advance(self, slot_id: str) -> SlotTransition:
         """Starts blending a trained seed in. IllegalOperation if its gate refuses."""
-        self._require(slot_id, gate_blend(self.evidence(slot_id), self.lifecycle))
+        self._require(slot_id, gate_blend(self.report(slot_id), self.lifecycle))
         return self.slot(slot_id).transition(SeedStage.BLENDING, Cause.POLICY)
 
     def fossilize(self, slot_id: str) -> SlotTransition:
         """Keeps a held seed for good. IllegalOperation if its gate refuses."""
-        self._require(slot_id, gate_fossilize(self.evidence(slot_id), self.lifecycle))
+        self._require(slot_id, gate_fossilize(self.report(slot_id), self.lifecycle))
         return self.slot(slot_id).transition(SeedStage.FOSSILIZED, Cause.POLICY)
 
     def prune(self, slot_id: str, cause: Cause = Cause.POLICY) -> SlotTransition:
         """Removes a live seed at once. IllegalOperation if its gate refuses; only the policy is gated."""
         if cause is Cause.POLICY:
-            self._require(slot_id, gate_prune(self.evidence(slot_id), self.lifecycle))
+            self._require(slot_id, gate_prune(self.report(slot_id), self.lifecycle))
         move = self.slot(slot_id).transition(SeedStage.PRUNED, cause)
         self.drop_group(slot_id)
         self.topology_version += 1
@@ -314,51 +314,31 @@ class MorphogeneticModel(nn.Module):
 
     # ---- reports
 
-    def evidence(self, slot_id: str) -> SeedEvidence:
-        """What the gates may know about a slot now."""
-        return SeedEvidence(**self._evidence(self.slot(slot_id)))
-
-    def _evidence(self, slot: SeedSlot) -> dict[str, Any]:
-        measured = slot.measured
-        held = None
-        if self._optimizer is not None and slot.stage.has_seed:
-            held = self._optimizer.holds(slot.parameters())
-        return {
-            "stage": slot.stage,
-            "epochs_in_stage": slot.epochs_in_stage,
-            "age_epochs": slot.age_epochs,
-            "alpha": slot.alpha,
-            "ramp_complete": slot.ramp_complete,
-            "probe_passed": slot.probe_passed,
-            "in_optimizer": held,
-            "train_loss": self.train_loss,
-            "val_loss": self.val_loss,
-            "predicted_gain": measured.predicted_gain,
-            "residual_ratio": measured.residual_ratio,
-            "gradients_finite": measured.gradients_finite,
-            "live_fraction": measured.live_fraction,
-            "contribution_pp": measured.contribution_pp,
-            "contribution_alpha": measured.contribution_alpha,
-            "contribution_topology": measured.contribution_topology,
-            "topology_version": self.topology_version,
-        }
-
     def reports(self) -> tuple[SlotReport, ...]:
         """One record per slot, in execution order."""
-        return tuple(self._report(slot) for slot in self.all_slots())
+        return tuple(self.report(slot_id) for slot_id in self.slots)
 
-    def _report(self, slot: SeedSlot) -> SlotReport:
+    def report(self, slot_id: str) -> SlotReport:
+        """A slot as it is now, with all that the gates may know about it."""
+        slot = self.slot(slot_id)
+        seeded = slot.stage.has_seed
         return SlotReport(
-            **self._evidence(slot),
-            slot_id=slot.spec.slot_id,
-            seed_id=slot.seed_id if slot.stage.has_seed else None,
+            **asdict(slot.measured),
+            slot_id=slot_id,
+            seed_id=slot.seed_id if seeded else None,
             blueprint=slot.blueprint,
             blend=None if slot.blend is None else slot.blend.name,
             params=slot.num_params(),
-            solo_pp=slot.measured.solo_pp,
-            interaction_pp=slot.measured.interaction_pp,
-            grad_health=slot.measured.grad_health,
-            grad_ratio=slot.measured.grad_ratio,
+            stage=slot.stage,
+            epochs_in_stage=slot.epochs_in_stage,
+            age_epochs=slot.age_epochs,
+            alpha=slot.alpha,
+            ramp_complete=slot.ramp_complete,
+            probe_passed=slot.probe_passed,
+            in_optimizer=self._optimizer.holds(slot.parameters()) if seeded and self._optimizer is not None else None,
+            train_loss=self.train_loss,
+            val_loss=self.val_loss,
+            topology_version=self.topology_version,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -17,43 +18,13 @@ from esper.leyline import (
     IllegalOperation,
     LifecycleConfig,
     SeedStage,
+    SlotMeasurement,
     SlotSpec,
     SlotTransition,
     get_blend,
-    record,
 )
 
-
-@record
-class SlotMeasurement:
-    """What was measured of one slot in one epoch. None means not measured."""
-
-    contribution_pp: float | None
-    solo_pp: float | None
-    interaction_pp: float | None
-    contribution_alpha: float | None
-    contribution_topology: int | None
-    predicted_gain: float | None
-    residual_ratio: float | None
-    gradients_finite: bool | None
-    live_fraction: float | None
-    grad_ratio: float | None
-    grad_health: float | None
-
-
-UNMEASURED = SlotMeasurement(
-    contribution_pp=None,
-    solo_pp=None,
-    interaction_pp=None,
-    contribution_alpha=None,
-    contribution_topology=None,
-    predicted_gain=None,
-    residual_ratio=None,
-    gradients_finite=None,
-    live_fraction=None,
-    grad_ratio=None,
-    grad_health=None,
-)
+UNMEASURED = SlotMeasurement(**{field.name: None for field in fields(SlotMeasurement)})
 
 
 class SeedSlot(nn.Module):
@@ -68,20 +39,14 @@ class SeedSlot(nn.Module):
         self.spec = spec
         self.topology = topology
         self.config = config
-        self.seed: Residual | None = None
-        self.gate: GateNetwork | None = None
         self.num_germinations = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        """The state of a slot that has never held a seed, but for the count of germinations."""
         self.stage = SeedStage.DORMANT
         self.epochs_in_stage = 0
         self._forget_seed()
 
     def _forget_seed(self) -> None:
-        self.seed = None
-        self.gate = None
+        self.seed: Residual | None = None
+        self.gate: GateNetwork | None = None
         self.blueprint: str | None = None
         self.blend: BlendSpec | None = None
         self.alpha = 0.0
@@ -142,7 +107,7 @@ class SeedSlot(nn.Module):
         return self.transition(SeedStage.GERMINATED, Cause.POLICY)
 
     def transition(self, target: SeedStage, cause: Cause) -> SlotTransition:
-        """Makes one legal move and returns its record; the caller decides whom to tell.
+        """Makes one legal move and returns its record.
 
         Raises:
             IllegalOperation: The move is not in the table. Nothing has changed.
@@ -205,7 +170,7 @@ class SeedSlot(nn.Module):
             "probe_passed": self.probe_passed,
             "eta": None if self.meter is None or self.meter.eta is None else float(self.meter.eta),
             "params": self.num_params(),
-            "measured": {name: getattr(self.measured, name) for name in SlotMeasurement.__dataclass_fields__},
+            "measured": asdict(self.measured),
         }
 
     def set_facts(self, facts: dict[str, Any], seed: Residual | None, gate: GateNetwork | None) -> None:

@@ -73,7 +73,6 @@ from esper.leyline.gates import (
     Check,
     GateResult,
     LifecycleConfig,
-    SeedEvidence,
     gate_blend,
     gate_fossilize,
     gate_germinate,
@@ -114,7 +113,6 @@ from esper.leyline.records import (
     GovernorState,
     GradientEvidence,
     RollbackReason,
-    SlotReport,
     StepResult,
     TrainingSignals,
     wait,
@@ -144,7 +142,17 @@ from esper.leyline.runfiles import (
     segment_name,
     segment_position,
 )
-from esper.leyline.slots import MIXING, BlueprintCard, HostLayout, SlotConfig, SlotSpec, check_slot_id
+from esper.leyline.slots import (
+    MIXING,
+    Attribution,
+    BlueprintCard,
+    HostLayout,
+    SlotConfig,
+    SlotMeasurement,
+    SlotReport,
+    SlotSpec,
+    check_slot_id,
+)
 from esper.leyline.stages import TRANSITIONS, Cause, Gate, SeedStage, SlotTransition, Transition
 from esper.leyline.telemetry import (
     Severity,
@@ -183,6 +191,7 @@ __all__ = [
     "AnomalyDebug",
     "AnomalyDetected",
     "AttemptEntry",
+    "Attribution",
     "BatchSummary",
     "BlendSpec",
     "BlueprintCard",
@@ -248,7 +257,6 @@ __all__ = [
     "RunStatus",
     "Scope",
     "SeedEnded",
-    "SeedEvidence",
     "SeedGerminated",
     "SeedStage",
     "SeedStageChanged",
@@ -256,6 +264,7 @@ __all__ = [
     "SegmentEntry",
     "Severity",
     "SlotConfig",
+    "SlotMeasurement",
     "SlotReport",
     "SlotSpec",
     "SlotState",

@@ -28,8 +28,6 @@ class Head:
     """One part of a factored action."""
 
     name: str
-    choices: str
-    """What the head chooses among: the source of its size."""
     ops: frozenset[LifecycleOp]
     """Ops for which the choice matters. The op head matters always."""
     sampling_position: int
@@ -39,16 +37,15 @@ _TARGETED = frozenset(OPS) - {LifecycleOp.WAIT}
 _GERMINATE = frozenset({LifecycleOp.GERMINATE})
 
 HEADS: tuple[Head, ...] = (
-    Head(name="slot", choices="slots of the host", ops=_TARGETED, sampling_position=1),
-    Head(name="blueprint", choices="registered blueprints", ops=_GERMINATE, sampling_position=2),
-    Head(name="blend", choices="rows of BLENDS", ops=_GERMINATE, sampling_position=3),
-    Head(name="op", choices="lifecycle ops", ops=frozenset(OPS), sampling_position=0),
+    Head(name="slot", ops=_TARGETED, sampling_position=1),
+    Head(name="blueprint", ops=_GERMINATE, sampling_position=2),
+    Head(name="blend", ops=_GERMINATE, sampling_position=3),
+    Head(name="op", ops=frozenset(OPS), sampling_position=0),
 )
 HEAD_NAMES: tuple[str, ...] = tuple(head.name for head in HEADS)
 SAMPLING_ORDER: tuple[str, ...] = tuple(h.name for h in sorted(HEADS, key=lambda head: head.sampling_position))
 
 
-@cache
 @cache
 def heads_used_by(op: LifecycleOp) -> tuple[str, ...]:
     """Names of the heads whose choice matters for this op, in storage order."""

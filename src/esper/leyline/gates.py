@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from esper.leyline.record import record
-from esper.leyline.slots import BlueprintCard
+from esper.leyline.slots import BlueprintCard, SlotReport
 from esper.leyline.stages import Gate, SeedStage
 
 
@@ -84,32 +84,6 @@ DEFAULT_LIFECYCLE = LifecycleConfig(
 
 
 @record
-class SeedEvidence:
-    """All that the gates know about one slot. None means not measured."""
-
-    stage: SeedStage
-    epochs_in_stage: int
-    age_epochs: int
-    """Epochs completed since germination; 0 in an empty slot."""
-    alpha: float
-    ramp_complete: bool
-    probe_passed: bool | None
-    in_optimizer: bool | None
-    train_loss: float | None
-    val_loss: float | None
-    predicted_gain: float | None
-    """Loss decrease in nats that blending the training seed is forecast to bring."""
-    residual_ratio: float | None
-    gradients_finite: bool | None
-    live_fraction: float | None
-    contribution_pp: float | None
-    """Points lost when this seed alone is switched off."""
-    contribution_alpha: float | None
-    contribution_topology: int | None
-    topology_version: int
-
-
-@record
 class Check:
     """One comparison inside a gate."""
 
@@ -164,8 +138,8 @@ def _finite(name: str, value: float | None) -> Check:
     return _true(name, None if value is None else math.isfinite(value))
 
 
-def _stage(evidence: SeedEvidence, *wanted: SeedStage) -> Check:
-    return _check("stage", float(evidence.stage), float(wanted[0]), evidence.stage in wanted)
+def _stage(slot: SlotReport, *wanted: SeedStage) -> Check:
+    return _check("stage", float(slot.stage), float(wanted[0]), slot.stage in wanted)
 
 
 def gate_germinate(
@@ -182,61 +156,61 @@ def gate_germinate(
     )
 
 
-def gate_train(evidence: SeedEvidence, config: LifecycleConfig) -> GateResult:
+def gate_train(slot: SlotReport, config: LifecycleConfig) -> GateResult:
     """G1: is the new seed an exact identity on real features, and will the optimizer train it?"""
     return _result(
         Gate.TRAIN,
-        _stage(evidence, SeedStage.GERMINATED),
-        _true("probe_passed", evidence.probe_passed),
-        _true("in_optimizer", evidence.in_optimizer),
+        _stage(slot, SeedStage.GERMINATED),
+        _true("probe_passed", slot.probe_passed),
+        _true("in_optimizer", slot.in_optimizer),
     )
 
 
-def gate_blend(evidence: SeedEvidence, config: LifecycleConfig) -> GateResult:
+def gate_blend(slot: SlotReport, config: LifecycleConfig) -> GateResult:
     """G2: is it safe to let the seed change the output?"""
-    loss = evidence.train_loss
+    loss = slot.train_loss
     return _result(
         Gate.BLEND,
-        _stage(evidence, SeedStage.TRAINING),
-        _least("epochs_in_stage", evidence.epochs_in_stage, config.min_training),
+        _stage(slot, SeedStage.TRAINING),
+        _least("epochs_in_stage", slot.epochs_in_stage, config.min_training),
         _finite("train_loss", loss),
-        _least("predicted_gain", evidence.predicted_gain, None if loss is None else -config.harm_tolerance * loss),
-        _most("residual_ratio", evidence.residual_ratio, config.max_residual_ratio),
-        _true("gradients_finite", evidence.gradients_finite),
-        _least("live_fraction", evidence.live_fraction, config.min_live_fraction),
+        _least("predicted_gain", slot.predicted_gain, None if loss is None else -config.harm_tolerance * loss),
+        _most("residual_ratio", slot.residual_ratio, config.max_residual_ratio),
+        _true("gradients_finite", slot.gradients_finite),
+        _least("live_fraction", slot.live_fraction, config.min_live_fraction),
     )
 
 
-def gate_hold(evidence: SeedEvidence, config: LifecycleConfig) -> GateResult:
+def gate_hold(slot: SlotReport, config: LifecycleConfig) -> GateResult:
     """G3: is the seed fully blended and the network sane?"""
     return _result(
         Gate.HOLD,
-        _stage(evidence, SeedStage.BLENDING),
-        _check("alpha", evidence.alpha, 1.0, evidence.alpha == 1.0),
-        _true("ramp_complete", evidence.ramp_complete),
-        _finite("train_loss", evidence.train_loss),
-        _finite("val_loss", evidence.val_loss),
+        _stage(slot, SeedStage.BLENDING),
+        _check("alpha", slot.alpha, 1.0, slot.alpha == 1.0),
+        _true("ramp_complete", slot.ramp_complete),
+        _finite("train_loss", slot.train_loss),
+        _finite("val_loss", slot.val_loss),
     )
 
 
-def gate_fossilize(evidence: SeedEvidence, config: LifecycleConfig) -> GateResult:
+def gate_fossilize(slot: SlotReport, config: LifecycleConfig) -> GateResult:
     """G4: was the held seed measured as it stands, and does it bring enough to keep?"""
-    version = evidence.contribution_topology
+    version = slot.contribution_topology
     return _result(
         Gate.FOSSILIZE,
-        _stage(evidence, SeedStage.HOLDING),
-        _least("contribution", evidence.contribution_pp, config.min_contribution),
-        _least("contribution_alpha", evidence.contribution_alpha, 1.0),
-        _true("contribution_current", None if version is None else version == evidence.topology_version),
-        _finite("train_loss", evidence.train_loss),
-        _finite("val_loss", evidence.val_loss),
+        _stage(slot, SeedStage.HOLDING),
+        _least("contribution", slot.contribution_pp, config.min_contribution),
+        _least("contribution_alpha", slot.contribution_alpha, 1.0),
+        _true("contribution_current", None if version is None else version == slot.topology_version),
+        _finite("train_loss", slot.train_loss),
+        _finite("val_loss", slot.val_loss),
     )
 
 
-def gate_prune(evidence: SeedEvidence, config: LifecycleConfig) -> GateResult:
+def gate_prune(slot: SlotReport, config: LifecycleConfig) -> GateResult:
     """GP: is there a live seed that has had at least one epoch?"""
     return _result(
         Gate.PRUNE,
-        _stage(evidence, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING),
-        _least("age_epochs", evidence.age_epochs, 1),
+        _stage(slot, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING),
+        _least("age_epochs", slot.age_epochs, 1),
     )

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from enum import Enum
 
 from esper.leyline.actions import LifecycleOp, heads_used_by
-from esper.leyline.gates import SeedEvidence
 from esper.leyline.policy_payloads import LayerGradientStats
 from esper.leyline.record import record
-from esper.leyline.stages import SeedStage
+from esper.leyline.slots import SlotReport
 from esper.leyline.telemetry import TelemetryEvent
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @record
@@ -60,9 +59,6 @@ class ActionOutcome:
     op: LifecycleOp
     slot: str | None
     applied: bool
-    stage_before: SeedStage | None
-    stage_after: SeedStage | None
-    params_delta: int
 
 
 @record
@@ -80,22 +76,6 @@ class GradientEvidence:
 
 
 @record
-class SlotReport(SeedEvidence):
-    """One slot after an epoch: the gates' evidence, who lives there, and what it was measured to be worth."""
-
-    slot_id: str
-    seed_id: str | None
-    blueprint: str | None
-    blend: str | None
-    params: int
-    solo_pp: float | None
-    interaction_pp: float | None
-    """Sum of the pairwise interactions with the other players."""
-    grad_health: float | None
-    grad_ratio: float | None
-
-
-@record
 class CoalitionTable:
     """Validation results by coalition: bit i of a mask enables `slot_ids[i]`. Only measured masks are present."""
 
@@ -106,17 +86,11 @@ class CoalitionTable:
 
 @record
 class TrainingSignals:
-    """The host's recent history, as the tracker sees it. Lists are oldest first, up to five entries."""
+    """The host's recent history, as the tracker sees it."""
 
-    epochs_done: int
     horizon: int
-    val_loss: float
-    val_accuracy_pct: float
-    loss_delta: float | None
-    accuracy_delta_pp: float | None
-    recent_losses: tuple[float, ...]
     recent_accuracies_pct: tuple[float, ...]
-    best_accuracy_pct: float
+    """Oldest first, up to five."""
     plateau_epochs: int
     stable: bool
 

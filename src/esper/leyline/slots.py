@@ -1,10 +1,11 @@
-"""Where a host can grow and what fits there: plain numbers about slots and blueprints, no modules."""
+"""Where a host can grow, what fits there and what was measured there: plain numbers about slots and blueprints."""
 
 from __future__ import annotations
 
 import re
 
 from esper.leyline.record import record
+from esper.leyline.stages import SeedStage
 
 SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 MIXING: tuple[str, ...] = ("none", "local", "global")
@@ -97,3 +98,53 @@ class HostLayout:
         if blueprint not in self.blueprints:
             raise ValueError(f"unknown blueprint {blueprint!r}. Known: {', '.join(self.blueprints)}")
         return self.cards[self.slot_position(slot_id)][self.blueprints.index(blueprint)]
+
+
+@record
+class Attribution:
+    """What one blended seed is worth by the coalition table, in points."""
+
+    contribution_pp: float | None
+    """Lost when this seed alone is switched off."""
+    solo_pp: float | None
+    """Gained over no seeds when this one alone is on."""
+    interaction_pp: float | None
+    """Sum of the pairwise interactions with the other seeds."""
+
+
+@record
+class SlotMeasurement(Attribution):
+    """What was measured of one slot in one epoch."""
+
+    contribution_alpha: float | None
+    contribution_topology: int | None
+    """`topology_version` of the model whose validation gave the attribution."""
+    predicted_gain: float | None
+    """Loss decrease in nats that blending the training seed is forecast to bring."""
+    residual_ratio: float | None
+    gradients_finite: bool | None
+    live_fraction: float | None
+    grad_ratio: float | None
+    grad_health: float | None
+
+
+@record
+class SlotReport(SlotMeasurement):
+    """One slot: who lives there and all that the gates may know."""
+
+    slot_id: str
+    seed_id: str | None
+    blueprint: str | None
+    blend: str | None
+    params: int
+    stage: SeedStage
+    epochs_in_stage: int
+    age_epochs: int
+    """Epochs completed since germination; 0 in an empty slot."""
+    alpha: float
+    ramp_complete: bool
+    probe_passed: bool | None
+    in_optimizer: bool | None
+    train_loss: float | None
+    val_loss: float | None
+    topology_version: int

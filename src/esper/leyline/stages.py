@@ -57,37 +57,35 @@ class Cause(str, Enum):
 
     POLICY = "policy"
     AUTO = "auto"
-    GOVERNOR = "governor"
 
 
 @record
 class Transition:
-    """One legal move. `op` is None where the move happens by itself; `gate` is None where nothing guards it."""
+    """One legal move. `op` is None where the move happens by itself."""
 
     source: SeedStage
     target: SeedStage
     op: LifecycleOp | None
-    gate: Gate | None
 
 
-def _move(source: SeedStage, target: SeedStage, op: LifecycleOp | None, gate: Gate | None) -> Transition:
-    return Transition(source=source, target=target, op=op, gate=gate)
+def _move(source: SeedStage, target: SeedStage, op: LifecycleOp | None) -> Transition:
+    return Transition(source=source, target=target, op=op)
 
 
 TRANSITIONS: dict[tuple[SeedStage, SeedStage], Transition] = {
     (move.source, move.target): move
     for move in (
-        _move(SeedStage.DORMANT, SeedStage.GERMINATED, LifecycleOp.GERMINATE, Gate.GERMINATE),
-        _move(SeedStage.GERMINATED, SeedStage.TRAINING, None, Gate.TRAIN),
-        _move(SeedStage.GERMINATED, SeedStage.PRUNED, None, None),
-        _move(SeedStage.TRAINING, SeedStage.BLENDING, LifecycleOp.ADVANCE, Gate.BLEND),
-        _move(SeedStage.TRAINING, SeedStage.PRUNED, LifecycleOp.PRUNE, Gate.PRUNE),
-        _move(SeedStage.BLENDING, SeedStage.HOLDING, None, Gate.HOLD),
-        _move(SeedStage.BLENDING, SeedStage.PRUNED, LifecycleOp.PRUNE, Gate.PRUNE),
-        _move(SeedStage.HOLDING, SeedStage.FOSSILIZED, LifecycleOp.FOSSILIZE, Gate.FOSSILIZE),
-        _move(SeedStage.HOLDING, SeedStage.PRUNED, LifecycleOp.PRUNE, Gate.PRUNE),
-        _move(SeedStage.PRUNED, SeedStage.EMBARGOED, None, None),
-        _move(SeedStage.EMBARGOED, SeedStage.DORMANT, None, None),
+        _move(SeedStage.DORMANT, SeedStage.GERMINATED, LifecycleOp.GERMINATE),
+        _move(SeedStage.GERMINATED, SeedStage.TRAINING, None),
+        _move(SeedStage.GERMINATED, SeedStage.PRUNED, None),
+        _move(SeedStage.TRAINING, SeedStage.BLENDING, LifecycleOp.ADVANCE),
+        _move(SeedStage.TRAINING, SeedStage.PRUNED, LifecycleOp.PRUNE),
+        _move(SeedStage.BLENDING, SeedStage.HOLDING, None),
+        _move(SeedStage.BLENDING, SeedStage.PRUNED, LifecycleOp.PRUNE),
+        _move(SeedStage.HOLDING, SeedStage.FOSSILIZED, LifecycleOp.FOSSILIZE),
+        _move(SeedStage.HOLDING, SeedStage.PRUNED, LifecycleOp.PRUNE),
+        _move(SeedStage.PRUNED, SeedStage.EMBARGOED, None),
+        _move(SeedStage.EMBARGOED, SeedStage.DORMANT, None),
     )
 }
 

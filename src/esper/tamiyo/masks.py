@@ -18,7 +18,6 @@ from esper.leyline import (
     HostLayout,
     LifecycleConfig,
     LifecycleOp,
-    SeedEvidence,
     SeedStage,
     SlotReport,
     gate_blend,
@@ -27,7 +26,7 @@ from esper.leyline import (
     gate_prune,
 )
 
-SEED_GATES: Mapping[LifecycleOp, Callable[[SeedEvidence, LifecycleConfig], GateResult]] = {
+SEED_GATES: Mapping[LifecycleOp, Callable[[SlotReport, LifecycleConfig], GateResult]] = {
     LifecycleOp.ADVANCE: gate_blend,
     LifecycleOp.PRUNE: gate_prune,
     LifecycleOp.FOSSILIZE: gate_fossilize,

@@ -21,8 +21,6 @@ class TrackerState(TypedDict):
 
     losses: list[float]
     accuracies_pct: list[float]
-    epochs_done: int
-    best_accuracy_pct: float | None
     reference_pct: float | None
     plateau_epochs: int
     stable: bool
@@ -32,8 +30,6 @@ def _fresh() -> TrackerState:
     return TrackerState(
         losses=[],
         accuracies_pct=[],
-        epochs_done=-1,
-        best_accuracy_pct=None,
         reference_pct=None,
         plateau_epochs=0,
         stable=False,
@@ -76,14 +72,12 @@ class SignalTracker:
     def _next(self, val_loss: float, val_accuracy_pct: float) -> TrackerState:
         old = self._state
         losses = [*old["losses"], val_loss][-self.window :]
-        best, reference = old["best_accuracy_pct"], old["reference_pct"]
+        reference = old["reference_pct"]
         # The reference moves only by whole gains, so a slow climb is progress and noise around a level is not.
         progressed = reference is None or val_accuracy_pct >= reference + PLATEAU_GAIN_PP
         return TrackerState(
             losses=losses,
             accuracies_pct=[*old["accuracies_pct"], val_accuracy_pct][-self.window :],
-            epochs_done=old["epochs_done"] + 1,
-            best_accuracy_pct=val_accuracy_pct if best is None else max(best, val_accuracy_pct),
             reference_pct=val_accuracy_pct if progressed else reference,
             plateau_epochs=0 if progressed else old["plateau_epochs"] + 1,
             stable=old["stable"] or self._settled(losses),
@@ -97,26 +91,12 @@ class SignalTracker:
         return newer > older - STABLE_SHARE * abs(older)
 
     def _signals(self, state: TrackerState) -> TrainingSignals:
-        losses, accuracies = state["losses"], state["accuracies_pct"]
-        best = state["best_accuracy_pct"]
-        assert best is not None, "signals exist from the first result on"
         return TrainingSignals(
-            epochs_done=state["epochs_done"],
             horizon=self.horizon,
-            val_loss=losses[-1],
-            val_accuracy_pct=accuracies[-1],
-            loss_delta=_last_change(losses),
-            accuracy_delta_pp=_last_change(accuracies),
-            recent_losses=tuple(losses[-RECENT:]),
-            recent_accuracies_pct=tuple(accuracies[-RECENT:]),
-            best_accuracy_pct=best,
+            recent_accuracies_pct=tuple(state["accuracies_pct"][-RECENT:]),
             plateau_epochs=state["plateau_epochs"],
             stable=state["stable"],
         )
-
-
-def _last_change(values: Sequence[float]) -> float | None:
-    return values[-1] - values[-2] if len(values) > 1 else None
 
 
 def _copy(state: TrackerState) -> TrackerState:

@@ -274,12 +274,4 @@ def _by_key(envs: Sequence[EnvT]) -> dict[tuple[int, int, int | None], list[EnvT
 
 def not_applied(spec: ActionSpec) -> ActionOutcome:
     """The outcome of a spec for an env whose episode is over."""
-    return ActionOutcome(
-        env_id=spec.env_id,
-        op=spec.op,
-        slot=spec.slot,
-        applied=False,
-        stage_before=None,
-        stage_after=None,
-        params_delta=0,
-    )
+    return ActionOutcome(env_id=spec.env_id, op=spec.op, slot=spec.slot, applied=False)

@@ -68,9 +68,7 @@ HIDDEN = RewardHackingSuspected(
 
 
 def outcome(op: LifecycleOp, slot: str | None, applied: bool = True) -> ActionOutcome:
-    return ActionOutcome(
-        env_id=1, op=op, slot=slot, applied=applied, stage_before=None, stage_after=None, params_delta=0
-    )
+    return ActionOutcome(env_id=1, op=op, slot=slot, applied=applied)
 
 
 def test_ids_are_filled_into_events_of_an_outbox() -> None:

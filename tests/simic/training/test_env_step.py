@@ -14,6 +14,7 @@ from esper.leyline import (
     EpisodeSeed,
     GovernorState,
     IllegalOperation,
+    LifecycleOp,
     RollbackReason,
     SeedStage,
     TelemetryEventType,
@@ -163,7 +164,7 @@ def test_a_panic_before_the_fossil_was_kept_takes_the_fossil_back() -> None:
         worker.step(worlds.specs_at(epoch, [0]))
     at_epoch(worker, 0, 4, spoil_weights)
     result = worker.step(worlds.specs_at(4, [0]), ALL_EVENTS)
-    assert result.outcomes[0].stage_after is SeedStage.FOSSILIZED
+    assert (result.outcomes[0].op, result.outcomes[0].applied) == (LifecycleOp.FOSSILIZE, True)
     assert result.reports[0].slots[0].stage is SeedStage.DORMANT
     assert result.reports[0].committed_params == result.reports[0].host_params
 
@@ -215,7 +216,7 @@ def test_where_the_product_is_the_host_training_goes_on_after_a_rollback() -> No
     waiting = [not any(masks(r, worker.layout, worker.lifecycle).op[1:]) for r in reports]
     assert waiting == [False, False, True, True, True, False, False, True]
     assert [len(r.events) for r in reports] == [0, 0, 1, 0, 0, 1, 0, 0]
-    assert [r.signals.epochs_done for r in reports] == list(range(1, HORIZON + 1))
+    assert [r.epochs_done for r in reports] == list(range(1, HORIZON + 1))
     assert worker.envs[0].governor.num_rollbacks == 1
 
 
@@ -261,8 +262,8 @@ def test_snapshots_of_another_version_or_task_are_refused() -> None:
     worker = engine()
     worker.reset(ONE)
     packed = worker.snapshot()[0]
-    with pytest.raises(ValueError, match="version 1, got 2"):
-        worker.restore({0: replace(packed, version=2)})
+    with pytest.raises(ValueError, match="version 2, got 1"):
+        worker.restore({0: replace(packed, version=1)})
     with pytest.raises(ValueError, match="expected a snapshot of task 'digits_conv', got 'digits_blind'"):
         engine(tiny_task("digits_conv")).restore({0: packed})
 

@@ -23,7 +23,6 @@ from esper.leyline import (
     LifecycleConfig,
     LifecycleOp,
     RewardHackingSuspected,
-    SeedEvidence,
     SeedStage,
     Severity,
     SlotReport,
@@ -238,7 +237,7 @@ class _NextStep:
 
     target: SeedStage
     gate: Gate
-    ask: Callable[[SeedEvidence, LifecycleConfig], GateResult]
+    ask: Callable[[SlotReport, LifecycleConfig], GateResult]
     op: LifecycleOp | None
     """The op whose mask has asked this gate; None for a step that no op takes."""
 

@@ -105,20 +105,10 @@ def apply_action(env: ParallelEnvState, spec: ActionSpec) -> ActionOutcome:
     """
     assert env.epoch is not None
     env.rollback_reason = None
-    params = env.param_counts().total
     rng_seed = derive_seed(env.run_seed, env.env_id, env.episode, env.epoch, f"seed:{spec.slot}")
     move = apply_op(env.model, spec, rng_seed)
     if move is not None:
         env.note_move(move)
-    outcome = ActionOutcome(
-        env_id=env.env_id,
-        op=spec.op,
-        slot=spec.slot,
-        applied=True,
-        stage_before=None if move is None else move.source,
-        stage_after=None if move is None else move.target,
-        params_delta=env.param_counts().total - params,
-    )
     automatic = begin_epoch(env.model)
     for started in automatic:
         env.note_move(started)
@@ -128,4 +118,4 @@ def apply_action(env: ParallelEnvState, spec: ActionSpec) -> ActionOutcome:
         env.governor.note_fossilization()
     task = env.recipe.task
     env.optimizer.set_lr_factor(lr_factor(task.optimizer.schedule, env.epoch, task.horizon))
-    return outcome
+    return ActionOutcome(env_id=env.env_id, op=spec.op, slot=spec.slot, applied=True)

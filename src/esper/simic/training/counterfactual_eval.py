@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import torch
 
-from esper.kasmina import EpochMeasurement, SlotAttribution, end_epoch
+from esper.kasmina import EpochMeasurement, end_epoch
 from esper.leyline import (
+    Attribution,
     CoalitionTable,
     EpochReport,
     GovernorState,
@@ -21,8 +22,6 @@ from esper.leyline import (
     coalition_mask,
     contribution,
     interaction_sum,
-    record,
-    shapley,
     solo,
 )
 from esper.runtime.tasks import TaskSpec
@@ -48,20 +47,6 @@ def process_fused_val_batch(env: ParallelEnvState, batch: Batch) -> None:
 # ---- attribution
 
 
-@record
-class Attribution:
-    """What one blended seed is worth, in points. None: not measured."""
-
-    contribution_pp: float | None
-    """Lost when this seed alone is switched off."""
-    solo_pp: float | None
-    """Gained over no seeds when this one alone is on."""
-    interaction_pp: float | None
-    """Sum of the pairwise interactions with the other seeds."""
-    shapley_pp: float | None
-    """Its share of what all seeds gain together."""
-
-
 def points(task: TaskSpec, table: CoalitionTable) -> Mapping[int, float]:
     """Results in points, larger is better: accuracy, or the way from the loss of knowing nothing to none."""
     if task.metric == "accuracy":
@@ -73,13 +58,11 @@ def points(task: TaskSpec, table: CoalitionTable) -> Mapping[int, float]:
 def attribute(table: CoalitionTable, values: Mapping[int, float]) -> dict[str, Attribution]:
     """What each seed of the table is worth, by slot id."""
     count = len(table.slot_ids)
-    shares = shapley(values, count)
     return {
         slot_id: Attribution(
             contribution_pp=contribution(values, count, player),
             solo_pp=solo(values, player),
             interaction_pp=interaction_sum(values, count, player),
-            shapley_pp=None if shares is None else shares[player],
         )
         for player, slot_id in enumerate(table.slot_ids)
     }
@@ -121,16 +104,10 @@ def report_again(env: ParallelEnvState) -> EpochReport:
 
 def _book_epoch(env: ParallelEnvState, metrics: EpochMetrics) -> None:
     assert metrics.train_loss is not None
-    worth = attribute(metrics.table, points(env.recipe.task, metrics.table))
     measured = EpochMeasurement(
         train_loss=metrics.train_loss,
         val_loss=metrics.val_loss,
-        attributions={
-            slot_id: SlotAttribution(
-                contribution_pp=seed.contribution_pp, solo_pp=seed.solo_pp, interaction_pp=seed.interaction_pp
-            )
-            for slot_id, seed in worth.items()
-        },
+        attributions=attribute(metrics.table, points(env.recipe.task, metrics.table)),
         gradients=collect_gradient_telemetry_for_batch(env),
     )
     for move in end_epoch(env.model, measured):

@@ -7,7 +7,7 @@ extra. The governor's last healthy state is one, and a snapshot for another proc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import EnvSeat
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 
 
 @record
@@ -212,11 +212,6 @@ class ParallelEnvState:
         restored, self.epoch = self.epoch, now
         self.governor.note_rollback()
         self.rollback_reason = verdict.reason
-        memory = self.tracker.state_dict()
-        memory["epochs_done"] = now + 1  # epochs are spent, whatever became of them
-        self.tracker.load_state_dict(memory)
-        assert self.signals is not None
-        self.signals = replace(self.signals, epochs_done=now + 1)
         return restored
 
     def _seed_names(self) -> list[str]:
@@ -312,5 +307,4 @@ def _part(tensors: Mapping[str, Tensor], name: str, device: torch.device) -> dic
 
 
 def _read_signals(found: Mapping[str, Any]) -> TrainingSignals:
-    tuples = {name: tuple(found[name]) for name in ("recent_losses", "recent_accuracies_pct")}
-    return TrainingSignals(**{**found, **tuples})
+    return TrainingSignals(**{**found, "recent_accuracies_pct": tuple(found["recent_accuracies_pct"])})

@@ -79,7 +79,7 @@ class SimulatedEnv:
         """
         if self.report.terminal:
             self.report = replace(self.report, events=())
-            return _outcome(action, None, None, applied=False)
+            return _outcome(action, applied=False)
         self.moves = []
         self.epoch = self.report.epochs_done
         outcome = self._apply(action)
@@ -94,7 +94,7 @@ class SimulatedEnv:
 
     def _apply(self, action: ActionSpec) -> ActionOutcome:
         if action.op is LifecycleOp.WAIT:
-            return _outcome(action, None, None, applied=True)
+            return _outcome(action, applied=True)
         assert action.slot is not None
         position = self.layout.slot_position(action.slot)
         before = self.slots[position]
@@ -106,7 +106,7 @@ class SimulatedEnv:
             gone = empty_slot(before.slot_id, before.num_germinated, before.scar_pp + before.lean_pp)
             self.slots[position] = replace(gone, stage=SeedStage.PRUNED)
         self.topology_version += action.op in (LifecycleOp.GERMINATE, LifecycleOp.PRUNE)
-        return _outcome(action, before, self.slots[position], applied=True)
+        return _outcome(action, applied=True)
 
     def _check_gate(self, action: ActionSpec, position: int) -> None:
         slot, config = self.report.slots[position], self.spec.lifecycle
@@ -289,15 +289,5 @@ class SimulatedEnv:
         )
 
 
-def _outcome(
-    action: ActionSpec, before: SimulatedSlot | None, after: SimulatedSlot | None, *, applied: bool
-) -> ActionOutcome:
-    return ActionOutcome(
-        env_id=action.env_id,
-        op=action.op,
-        slot=action.slot,
-        applied=applied,
-        stage_before=None if before is None else before.stage,
-        stage_after=None if after is None else after.stage,
-        params_delta=0 if before is None or after is None else after.params - before.params,
-    )
+def _outcome(action: ActionSpec, *, applied: bool) -> ActionOutcome:
+    return ActionOutcome(env_id=action.env_id, op=action.op, slot=action.slot, applied=applied)
