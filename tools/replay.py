@@ -24,11 +24,11 @@ import torch
 from esper.karn.replay import replay
 from esper.leyline import EVENTS, TIMING_SUFFIXES, LoggedEvent, TelemetryLevel
 from esper.nissa import TelemetryHub, begin_attempt
+from esper.simic.run.environment import identity, identity_differences
+from esper.simic.run.run_state import STATE_FILE, run_files
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.identity import identity, identity_differences
 from esper.simic.training.recorder import Origin, RunRecorder
-from esper.simic.training.run_state import STATE_FILE, run_files
 from esper.simic.training.vectorized import AgentReads, open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 

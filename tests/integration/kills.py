@@ -12,8 +12,8 @@ from pathlib import Path
 from esper.karn.integrity import check_run
 from esper.leyline import EVENTS, TIMING_SUFFIXES, TelemetryEventType
 from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE, SEGMENTS_DIR
-from esper.simic.training.checkpoint import load_checkpoint
-from esper.simic.training.run_state import STATE_FILE
+from esper.simic.run.checkpoint import load_checkpoint
+from esper.simic.run.run_state import STATE_FILE
 
 ROUNDS = 5
 NO_END = "no end marker: the last event is not RUN_ENDED"

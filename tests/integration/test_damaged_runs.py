@@ -9,8 +9,8 @@ import pytest
 from esper.leyline import CheckpointError, StorageError
 from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE
 from esper.scripts.cli import main
-from esper.simic.training import keeper
-from esper.simic.training.session import start_again
+from esper.simic.run import checkpoint_schedule
+from esper.simic.run.session import start_again
 from tests.integration.kills import lines
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1", "--checkpoint-s", "0"]
@@ -102,15 +102,15 @@ def test_a_run_without_checkpoints_cannot_be_resumed(run):
 
 def fail_saves(monkeypatch, which):
     """Makes the saves of these indices fail as on a full disk."""
-    real = keeper.save_checkpoint
+    real = checkpoint_schedule.save_checkpoint
 
-    def save(run, *, index, **rest):
-        if which(index):
+    def save(run, facts, files):
+        if which(facts.index):
             full = OSError(errno.ENOSPC, "No space left on device")
-            raise StorageError(f"ckpt-{index:08d}", full, needed_bytes=100, free_bytes=1)
-        return real(run, index=index, **rest)
+            raise StorageError(f"ckpt-{facts.index:08d}", full, needed_bytes=100, free_bytes=1)
+        return real(run, facts, files)
 
-    monkeypatch.setattr(keeper, "save_checkpoint", save)
+    monkeypatch.setattr(checkpoint_schedule, "save_checkpoint", save)
 
 
 def test_a_failed_save_is_loud_and_training_goes_on(tmp_path, monkeypatch, capsys):

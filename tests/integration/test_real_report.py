@@ -1,7 +1,7 @@
 """The report of a run that the trainer itself wrote, in a real browser."""
 
 from esper.scripts.cli import main
-from esper.simic.training.session import start_new
+from esper.simic.run.session import start_new
 from tests.karn.test_report import (
     BLUE,
     DOT,
@@ -15,7 +15,7 @@ from tests.karn.test_report import (
     only,
     show,
 )
-from tests.telemetry.sittings import BLIND, sit
+from tests.telemetry.sessions import BLIND, play_session
 
 DRAWN = (("curves", VERMILION, 100), ("parameters", DOT, 20), ("seeds", YELLOW, 200), ("policy", BLUE, 200))
 """A colour that each chart of this run draws."""
@@ -25,7 +25,7 @@ DRAWN = (("curves", VERMILION, 100), ("parameters", DOT, 20), ("seeds", YELLOW, 
 def test_a_browser_shows_the_report_of_a_real_run(tmp_path):
     from matplotlib.image import imread
 
-    sit(start_new(BLIND, tmp_path, "real"))
+    play_session(start_new(BLIND, tmp_path, "real"))
     main(["report", str(tmp_path / "real")])
     path = tmp_path / "real" / "report.html"
     page = Page(path.read_text(encoding="utf-8"))

@@ -20,9 +20,9 @@ from esper.scripts import study
 from esper.scripts.cli import main
 from esper.scripts.train import run_and_show
 from esper.simic.client import SimicClient
-from esper.simic.training import session
+from esper.simic.run import session
+from esper.simic.run.session import LogWatch
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.integration.kills import lines, training_facts
 from tests.integration.losses import lose_one
@@ -192,7 +192,7 @@ def test_studies_need_whole_logs_from_the_first_start_and_on_every_other(tmp_pat
     assert study._start(replace(TINY, rounds=1), tmp_path / "policy-0").config.require_complete
 
 
-def test_a_sitting_without_a_log_hides_nothing_of_those_before_it(tmp_path):
+def test_a_session_without_a_log_hides_nothing_of_those_before_it(tmp_path):
     config = replace(TINY, rounds=2, checkpoint_s=0.0)
     run_and_show(session.start_new(config, tmp_path, "a"), None)
     before = [line["seq"] for line in lines(tmp_path / "a")]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.simic.client import SimicClient
-from esper.simic.training.run_state import STATE_FILE, read_run_files, run_files
+from esper.simic.run.run_state import STATE_FILE, read_run_files, run_files
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening, timeless

@@ -19,8 +19,8 @@ from esper.karn.view import EMPTY, RunView
 from esper.leyline import EVENTS, LoggedEvent, Severity, TelemetryEventType
 from esper.leyline.rundir import EVENTS_FILE
 from esper.simic.client import SimicClient
-from esper.simic.training.checkpoint import load_checkpoint
-from tests.telemetry.sittings import SCENARIOS, Played, of
+from esper.simic.run.checkpoint import load_checkpoint
+from tests.telemetry.sessions import SCENARIOS, Played, of
 
 Scenarios = Mapping[str, Played]
 
@@ -57,7 +57,7 @@ def test_a_spoiled_host_is_set_back_and_only_the_step_that_caused_it_pays(played
     (causing,) = [act for act in actions if (act.env, act.epoch) == (0, 2)]
     assert causing.data.components["rollback"] < 0.0
 
-    client = one.seat.trainer.client
+    client = one.session.trainer.client
     assert isinstance(client, SimicClient)
     buffer = client.buffer
     assert buffer is not None
@@ -121,7 +121,7 @@ def test_lost_events_are_counted_to_the_number(played: Scenarios) -> None:
     # The end is told before the last losses are explained, so it may know of fewer.
     assert 0 < of(one.events, "RUN_ENDED")[-1].data.num_dropped_total <= gone
     assert all(not EVENTS[TelemetryEventType(kind)].must for drop in drops for kind in drop.counts)
-    assert not one.seat.log_complete
+    assert not one.session.log_complete
 
 
 def test_checkpoints_and_ends_are_told_as_they_are(played: Scenarios) -> None:
@@ -135,8 +135,8 @@ def test_checkpoints_and_ends_are_told_as_they_are(played: Scenarios) -> None:
     (ended,) = of(one.events, "RUN_ENDED")
     assert one.events[-1] is ended
     assert (ended.data.status, ended.data.num_rounds_total) == ("completed", 2)
-    assert ended.data.num_env_steps_total == one.seat.trainer.num_env_steps
-    assert ended.data.final_accuracy_pct == one.seat.trainer.history[-1].accuracy_mean_pct
+    assert ended.data.num_env_steps_total == one.session.trainer.num_env_steps
+    assert ended.data.final_accuracy_pct == one.session.trainer.history[-1].accuracy_mean_pct
 
 
 # ---- who is told

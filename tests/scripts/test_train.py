@@ -12,7 +12,8 @@ import pytest
 
 from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, EVENTS_FILE, MANIFEST_FILE, STATUS_FILE
 from esper.scripts.cli import main
-from esper.simic.training import session
+from esper.simic.run import session
+from esper.simic.training import vectorized
 from esper.simic.training.recorder import RunRecorder
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1"]
@@ -266,13 +267,13 @@ def test_a_stop_while_the_scale_is_measured_is_no_crash(tmp_path):
 
 
 def test_a_run_has_the_group_and_the_patience_it_was_given(tmp_path, monkeypatch):
-    configs, opened = [], session.open_hub
+    configs, opened = [], vectorized.open_hub
 
     def note(config, *rest, **more):
         configs.append(config)
         return opened(config, *rest, **more)
 
-    monkeypatch.setattr(session, "open_hub", note)
+    monkeypatch.setattr(vectorized, "open_hub", note)
     train(*SMOKE, "--runs", tmp_path, "--run-id", "a", "--group", "wide", "--escalation-epochs", "0")
     train(*SMOKE, "--runs", tmp_path, "--run-id", "b", "--escalation-epochs", "3")
     assert [(config.escalate_on_anomaly, config.escalation_epochs) for config in configs] == [(False, 1), (True, 3)]

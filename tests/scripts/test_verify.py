@@ -16,7 +16,7 @@ from esper.leyline import Severity, make_event
 from esper.nissa import TelemetryHub, begin_attempt
 from esper.nissa.heartbeat import Heartbeat
 from esper.scripts.cli import main
-from esper.simic.training.run_dir import RunDir
+from esper.simic.run.run_dir import RunDir
 from tests.karn.logs import PAYLOADS, T, ended, ids_of, started
 
 

@@ -44,7 +44,7 @@ SHAPE = network_shape(SPEC.layout.blueprints)
 )
 def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(change: Any, words: str) -> None:
     agent = PPOAgent(replace(SHAPE, **change), SMALL, run_seed=0)
-    saved = PPOAgent.from_files(agent.to_files())
+    saved = PPOAgent.load(agent.to_files())
     with pytest.raises(ModelFileError, match=f"{words}.*[Uu]se it with the release that made it, or train a new one"):
         FrozenPolicy(saved, context_of(SPEC), run_seed=0, greedy=True)
     with pytest.raises(ModelFileError, match=words):

@@ -6,7 +6,7 @@ import pytest
 
 from esper.leyline import ModelFileError
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.training.run_state import STATE_FILE, read_run_files, run_files
+from esper.simic.run.run_state import STATE_FILE, read_run_files, run_files
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening

@@ -9,9 +9,9 @@ import torch
 
 from esper.leyline import TelemetryLevel
 from esper.nissa import TelemetryHub, begin_attempt
+from esper.simic.run.run_state import STATE_FILE, run_files
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.recorder import Origin, RunRecorder
-from esper.simic.training.run_state import STATE_FILE, run_files
 from esper.simic.training.vectorized import AgentReads, open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop, VectorizedPPOTrainer
 from tests.integration.kills import lines

@@ -10,12 +10,12 @@ import pytest
 
 from esper.karn.integrity import check_run
 from esper.leyline import HEAD_NAMES
-from esper.simic.training.identity import identity
-from esper.simic.training.session import start_new
+from esper.simic.run.environment import identity
+from esper.simic.run.session import start_new
 from esper.tolaria import pool
 from esper.tolaria.handles import InlineHandle, ProcessHandle
 from tests.integration.kills import training_facts
-from tests.telemetry.sittings import BLIND, LIFE, events_of, live, of, sit
+from tests.telemetry.sessions import BLIND, LIFE, events_of, live, of, play_session
 
 STORED = Path(__file__).parent / "baseline_counts.json"
 ROUNDS, ENVS, EPOCHS = 2, 2, 5
@@ -26,7 +26,7 @@ SCRIPTED = replace(LIFE, envs=ENVS)
 
 def plain(config, runs):
     start = start_new(config, runs, "plain")
-    sit(start)
+    play_session(start)
     return start.run.path
 
 

@@ -17,12 +17,14 @@ from esper.karn.live import LiveConsole, PatientFile, RunProgress
 from esper.leyline import TelemetryLevel
 from esper.nissa import NULL_HUB, TelemetryHub
 from esper.scripts.cli import main
+from esper.simic.run import checkpoint_schedule
+from esper.simic.run import session as sessions
 from esper.simic.telemetry import anomaly_detector, opening
-from esper.simic.training import keeper, run_log, session
+from esper.simic.training import run_log, vectorized
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, generator_states, open_log, outcome_of, run_with, seed_generators
-from tests.telemetry.sittings import sit
+from tests.telemetry.sessions import play_session
 
 RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=6)
 
@@ -166,16 +168,16 @@ def test_listeners_that_hang_when_a_checkpoint_or_the_end_asks_them_to_finish_ch
         Listener("calm"),
     )
     monkeypatch.setattr(opening, "TelemetryHub", partial(with_listeners, listeners))
-    monkeypatch.setattr(session, "CLOSE_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(vectorized, "CLOSE_TIMEOUT_S", 2.0)
     seed_generators()
     begun = time.monotonic()
-    seat = sit(session.start_new(replace(RUN, checkpoint_s=0.0), tmp_path, "a"))
+    opened = play_session(sessions.start_new(replace(RUN, checkpoint_s=0.0), tmp_path, "a"))
     never.set()
     assert time.monotonic() - begun < 60.0
     assert sorted(asked) == ["close", "flush"]
-    assert outcome_of(seat.trainer) == silent
-    assert seat.log_complete
-    assert seat.keeper.saved_index == RUN.rounds
+    assert outcome_of(opened.trainer) == silent
+    assert opened.log_complete
+    assert opened.checkpoints.saved_index == RUN.rounds
     assert check_run(tmp_path / "a").complete
     told = capsys.readouterr().err
     assert "flushing is switched off (did not end in time)" in told
@@ -194,16 +196,16 @@ def test_a_listener_that_does_not_come_back_keeps_no_step_waiting(tmp_path, monk
             returned.append(release.wait(60.0))
 
     monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "hang_s", 1e9)
-    monkeypatch.setattr(keeper, "FLUSH_TIMEOUT_S", 1e6)
-    start = session.start_new(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path, "a")
-    with session.sitting(start, NeverStop(), (Listener("hanging", write=hang),)) as seat:
+    monkeypatch.setattr(checkpoint_schedule, "FLUSH_TIMEOUT_S", 1e6)
+    start = sessions.start_new(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path, "a")
+    with vectorized.open_session(start, NeverStop(), (Listener("hanging", write=hang),)) as opened:
         assert inside.wait(60.0)
-        seat.trainer.run()
+        opened.trainer.run()
         told = Counter(event["type"] for event in events_of(tmp_path / "a"))
         in_time = not returned
         release.set()
     assert in_time, "all was done while it was inside its first call"
-    assert seat.trainer.next_round == seat.keeper.saved_index == 3
+    assert opened.trainer.next_round == opened.checkpoints.saved_index == 3
     assert (told["ROUND_COMPLETED"], told["EPOCH_COMPLETED"]) == (3, 3 * 2 * 4), "and was in the log by then"
     assert check_run(tmp_path / "a").complete
 

@@ -19,7 +19,7 @@ from esper.simic.training.vectorized import AgentReads
 from esper.tolaria.pool import EnginePool
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, open_log, run_with
-from tests.telemetry.sittings import faults
+from tests.telemetry.sessions import faults
 from tests.tolaria.worlds import Fault
 
 RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=8)

@@ -11,10 +11,10 @@ import pytest
 
 from esper.leyline import LoggedEvent
 from esper.leyline.rundir import STATUS_FILE
+from esper.simic.run.session import start_again, start_new
 from esper.simic.telemetry.records import brief
 from esper.simic.training import vectorized
-from esper.simic.training.session import start_again, start_new
-from tests.telemetry.sittings import BLIND, events_of, nonsense_once, of, sit
+from tests.telemetry.sessions import BLIND, events_of, nonsense_once, of, play_session
 
 FIRST = replace(BLIND, rounds=1, level="debug", exporters=("tensorboard",))
 LATER = {"rounds": 3, "level": "normal"}
@@ -24,19 +24,19 @@ STEPS = FIRST.envs * FIRST.episode_length
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What two sittings of one run left."""
+    """What two sessions of one run left."""
 
     run: Path
     events: list[LoggedEvent]
     lrs: dict[tuple[int, int, int], float]
     """By episode, env and epoch: what the host was trained with."""
     purged: list[int | None]
-    """From which env step on each sitting hid what TensorBoard knew."""
+    """From which env step on each session hid what TensorBoard knew."""
 
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """A round at level DEBUG whose update cannot be performed, then two more at NORMAL, in a second sitting."""
+    """A round at level DEBUG whose update cannot be performed, then two more at NORMAL, in a second session."""
     lrs, purged = {}, []
     build = vectorized.build_worker
 
@@ -56,8 +56,8 @@ def resumed(tmp_path_factory):
         patch.setattr(vectorized, "build_worker", build_watched)
         patch.setitem(sys.modules, "tensorboardX", files_library(purged))
         with nonsense_once():
-            sit(start)
-        sit(start_again(start.run.path, LATER))
+            play_session(start)
+        play_session(start_again(start.run.path, LATER))
     return Resumed(start.run.path, events_of(start.run.path), lrs, purged)
 
 

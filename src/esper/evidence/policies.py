@@ -11,7 +11,7 @@ from typing import Any
 from esper.leyline import HostLayout, LifecycleConfig, PolicyProtocol
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FrozenPolicy
-from esper.simic.training.policy_files import load_policy
+from esper.simic.run.run_state import load_policy
 from esper.tamiyo.features import FeatureContext
 
 

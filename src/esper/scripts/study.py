@@ -16,8 +16,8 @@ from esper.scripts.terminal import plain_console
 from esper.scripts.train import run_and_show
 
 if TYPE_CHECKING:
+    from esper.simic.run.session import RunStart
     from esper.simic.training.config import TrainingConfig
-    from esper.simic.training.session import Start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +84,10 @@ def study_command(
     runs = []
     for seed in range(num_policies):
         start = _start(with_overrides(config, {"seed": seed}), folder / f"policy-{seed}")
-        if start.rounds_done < start.config.rounds or _log_trouble(start.run.path) is not None:
+        if start.rounds_done < start.config.rounds or _log_trouble(start.path) is not None:
             run_and_show(start, None)
-            _check_log(start.run.path)
-        runs.append(start.run.path)
+            _check_log(start.path)
+        runs.append(start.path)
     common: dict[str, Any] = {
         "task": config.task,
         "epochs": config.episode_length,
@@ -131,12 +131,11 @@ def _log_trouble(path: Path) -> str | None:
     return next(iter((*found.problems, *lost)), None)
 
 
-def _start(config: TrainingConfig, path: Path) -> Start:
+def _start(config: TrainingConfig, path: Path) -> RunStart:
     """The training of one policy: from its newest checkpoint, or from the beginning."""
-    from esper.simic.training.checkpoint import checkpoint_folders
-    from esper.simic.training.run_dir import open_run
-    from esper.simic.training.session import start_again, start_new
-    from esper.simic.training.storage import remove
+    from esper.simic.run.checkpoint import checkpoint_folders
+    from esper.simic.run.run_dir import open_run, remove
+    from esper.simic.run.session import start_again, start_new
 
     if path.is_dir() and checkpoint_folders(open_run(path)):
         return start_again(path, {"workers": config.workers})

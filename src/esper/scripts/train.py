@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.karn.live import RunProgress
+    from esper.simic.run.session import RunStart, SessionEnd
+    from esper.simic.run.stop_signals import StopSignals
     from esper.simic.training.config import TrainingConfig
-    from esper.simic.training.session import Finish, Start
-    from esper.simic.training.stop_signals import StopSignals
 
 
 RUNS_DIR = Path("runs")
@@ -87,7 +87,7 @@ def train_command(
     Accuracies shown are on the validation split, of a policy that explores. `esper evaluate` judges the frozen policy
     on the test split.
     """
-    from esper.simic.training.session import start_again, start_new
+    from esper.simic.run.session import start_again, start_new
 
     changes = given(run, machine, reward, policy, records) | ({} if controller is None else {"controller": controller})
     runs = RUNS_DIR if telemetry_dir is None else telemetry_dir
@@ -130,7 +130,7 @@ def _check_before_writing(config: TrainingConfig, data_dir: Path | None) -> None
     load_task_data(training_task(config), data_dir)
 
 
-def run_and_show(start: Start, data_dir: Path | None) -> None:
+def run_and_show(start: RunStart, data_dir: Path | None) -> None:
     """Trains from where the run stands, with progress and a table at the end.
 
     Raises:
@@ -138,7 +138,7 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
     """
     from esper.karn.live import LiveConsole, run_console
     from esper.scripts.train_tables import outcome_table
-    from esper.simic.training.session import run_session
+    from esper.simic.training.helpers import run_session
     from esper.simic.training.vectorized import training_task
 
     config, console = start.config, run_console(start.config.console)
@@ -154,7 +154,7 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
         opening=(
             f"{task.name}: {task.description}",
             f"{config.controller}, {config.rounds} rounds of {config.envs} hosts x {task.horizon} epochs, "
-            f"run {start.run.path}" + (f", resumed after round {start.rounds_done}" if start.checkpoint else ""),
+            f"run {start.path}" + (f", resumed after round {start.rounds_done}" if start.checkpoint else ""),
         ),
     )
     with stop:
@@ -169,7 +169,7 @@ def run_and_show(start: Start, data_dir: Path | None) -> None:
 def _progress_and_stop(console: Console) -> tuple[RunProgress, StopSignals]:
     """Bars, and signals whose answer stands below them as long as they are drawn."""
     from esper.karn.live import RunProgress
-    from esper.simic.training.stop_signals import StopSignals
+    from esper.simic.run.stop_signals import StopSignals
 
     stop = StopSignals()
     progress = RunProgress(console, notice=lambda: stop.notice)
@@ -177,8 +177,8 @@ def _progress_and_stop(console: Console) -> tuple[RunProgress, StopSignals]:
     return progress, stop
 
 
-def _last_words(start: Start, finish: Finish) -> str:
-    path, done = start.run.path, len(finish.history)
+def _last_words(start: RunStart, finish: SessionEnd) -> str:
+    path, done = start.path, len(finish.history)
     if finish.saved_index is None:
         what = "No round is saved" if done else "Stopped before the first round"
         return f"{what}; there is nothing to go on from in {path}"
@@ -213,8 +213,8 @@ def _side(word: str, base: str | None, config_json: Path | None, changes: dict[s
 def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
     from esper.karn.live import LiveConsole, run_console
     from esper.scripts.train_tables import comparison_table
+    from esper.simic.run.session import start_new
     from esper.simic.training.dual_ab import check_comparable, differing_fields, run_comparison
-    from esper.simic.training.session import start_new
     from esper.simic.training.vectorized import training_task
 
     a, b = (replace(config, require_complete=True) for _, config in sides)
@@ -235,7 +235,7 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
             horizon=horizon,
             done=0,
             quiet=a.console == "off",
-            opening=(*said, f"{name}: run {start.run.path}"),
+            opening=(*said, f"{name}: run {start.path}"),
         )
         for name, start, said in zip(names, starts, ((differences,), ()), strict=True)
     )

@@ -87,6 +87,6 @@ def _rebuild(run: Path) -> None:
 
 def _owned(run: Path) -> AbstractContextManager[None]:
     """Holds the run, so that no writer changes files or manifest meanwhile. Only runs with checkpoints have one."""
-    from esper.simic.training.run_dir import RunDir
+    from esper.simic.run.run_dir import RunDir
 
     return RunDir(path=run.absolute()).lock() if (run / CHECKPOINTS_DIR).is_dir() else nullcontext()

@@ -106,4 +106,4 @@ def test_damaged_files_are_refused_with_their_reason(damage: object, message: st
     files = agent.to_files()
     damage(files)  # type: ignore[operator]
     with pytest.raises(ModelFileError, match=message):
-        PPOAgent.from_files(files)
+        PPOAgent.load(files)

@@ -164,13 +164,21 @@ class PPOAgent:
         }
         return pack(self.network, self.optimizer, facts)
 
+    def save(self, directory: str | Path) -> None:
+        """Writes the files into a directory, which is made if needed. Run checkpoints add hashes and atomicity."""
+        write_files(directory, self.to_files())
+
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> PPOAgent:
+    def load(cls, source: str | Path | Mapping[str, bytes]) -> PPOAgent:
         """Rebuilds an agent; its next update gives the bits the original's would have given.
 
+        Args:
+            source: The directory `save` wrote to, or what `to_files` returned.
+
         Raises:
-            ModelFileError: The files are damaged or were written by an agent this code cannot build.
+            ModelFileError: Files are missing, damaged or from an agent this code cannot build.
         """
+        files = source if isinstance(source, Mapping) else read_files(source)
         facts = read_facts(files)
         try:
             shape = NetworkShape(**_tuples(facts["shape"]))
@@ -180,19 +188,6 @@ class PPOAgent:
             raise ModelFileError(f"{FACTS_FILE}: does not describe an agent of this release ({error})") from error
         unpack_(agent.network, agent.optimizer, files)
         return agent
-
-    def save(self, directory: str | Path) -> None:
-        """Writes the files into a directory, which is made if needed. Run checkpoints add hashes and atomicity."""
-        write_files(directory, self.to_files())
-
-    @classmethod
-    def load(cls, directory: str | Path) -> PPOAgent:
-        """Reads what `save` wrote.
-
-        Raises:
-            ModelFileError: Files are missing, damaged or from another kind of agent.
-        """
-        return cls.from_files(read_files(directory))
 
     def _settings(self) -> UpdateSettings:
         config = self.config

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from esper import __version__
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, EpochReport, PolicyProtocol
+from esper.leyline.files import write_atomic
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards import Calibration, RewardConfig, RewardWeights, calibrate, uncalibrated
@@ -62,9 +63,7 @@ def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, f
     scale = measure(pool, task, runs)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(scale), indent=2) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_atomic(path, (json.dumps(asdict(scale), indent=2) + "\n").encode())
     return scale
 
 

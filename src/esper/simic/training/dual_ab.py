@@ -8,9 +8,10 @@ from pathlib import Path
 
 from esper.leyline import BatchSummary, EpisodeCompleted, ExitCode
 from esper.nissa import Backend
+from esper.simic.run.session import RunStart, SessionEnd, end_unopened
+from esper.simic.run.stop_signals import StopSignals
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.session import Finish, Start, finish_unopened, sitting
-from esper.simic.training.stop_signals import StopSignals
+from esper.simic.training.vectorized import open_session
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tolaria.messages import StepCancelled
 
@@ -112,10 +113,10 @@ def compare(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonFinish:
-    """How two sittings ended."""
+    """How two sessions ended."""
 
     found: Comparison
-    sides: tuple[Finish, Finish]
+    sides: tuple[SessionEnd, SessionEnd]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -126,19 +127,23 @@ class ComparisonFinish:
 
 
 def run_comparison(
-    starts: tuple[Start, Start], stop: StopSignals, listeners: tuple[Backend, Backend], *, data_dir: Path | None = None
+    starts: tuple[RunStart, RunStart],
+    stop: StopSignals,
+    listeners: tuple[Backend, Backend],
+    *,
+    data_dir: Path | None = None,
 ) -> ComparisonFinish:
     """Trains both runs in turns until the last round, a stop or an error, and leaves both so that they can be resumed.
 
     Raises:
         RunBusy: Another process works on one of them.
-        Exception: Whatever went wrong, after both logs have their end markers.
+        Exception: Whatever went wrong, after both logs have their last events.
     """
     so_far = [NOTHING_YET]
     try:
         with (
-            sitting(starts[0], stop, (listeners[0],), data_dir=data_dir) as a,
-            sitting(starts[1], stop, (listeners[1],), data_dir=data_dir) as b,
+            open_session(starts[0], stop, (listeners[0],), data_dir=data_dir) as a,
+            open_session(starts[1], stop, (listeners[1],), data_dir=data_dir) as b,
         ):
             try:
                 compare(a.trainer, b.trainer, so_far.append)
@@ -146,9 +151,9 @@ def run_comparison(
                 a.save_boundary()
                 b.save_boundary()
     except StepCancelled:  # before the first round, while the scale was measured
-        unopened = finish_unopened(starts[0], stop.exit_code), finish_unopened(starts[1], stop.exit_code)
+        unopened = end_unopened(starts[0], stop.exit_code), end_unopened(starts[1], stop.exit_code)
         return ComparisonFinish(found=NOTHING_YET, sides=unopened)
-    return ComparisonFinish(found=so_far[-1], sides=(a.finish(stop.exit_code), b.finish(stop.exit_code)))
+    return ComparisonFinish(found=so_far[-1], sides=(a.end(stop.exit_code), b.end(stop.exit_code)))
 
 
 def _pairs(round_idx: int, a: Sequence[EpisodeCompleted], b: Sequence[EpisodeCompleted]) -> list[Pair]:

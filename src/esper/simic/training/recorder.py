@@ -30,12 +30,12 @@ from esper.nissa import Hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.run.checkpoint import LoadedCheckpoint, Rejection
+from esper.simic.run.checkpoint_schedule import CheckpointWriter
+from esper.simic.run.environment import run_started
+from esper.simic.run.run_state import run_files
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.checkpoint import LoadedCheckpoint, Rejection
-from esper.simic.training.keeper import CheckpointKeeper
-from esper.simic.training.provenance import run_started
 from esper.simic.training.run_log import PolicyReads, RunLog
-from esper.simic.training.run_state import run_files
 from esper.simic.training.vectorized_trainer import Recorder, VectorizedPPOTrainer
 
 
@@ -67,7 +67,7 @@ class RunRecorder(Recorder):
         hub: Hub,
         telemetry: TelemetryConfig,
         *,
-        keeper: CheckpointKeeper | None,
+        keeper: CheckpointWriter | None,
         origin: Origin,
         reads: Callable[[VectorizedPPOTrainer], PolicyReads],
         folder: Path | None = None,

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import MISSING, fields, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from esper.leyline import AnomalyDebug, BatchSummary, HostLayout, LayerGradientStats, SeenByPolicy, TelemetryLevel
-from esper.nissa import TelemetryHub, complain, get_hub
+from esper.leyline import (
+    AnomalyDebug,
+    BatchSummary,
+    HostLayout,
+    LayerGradientStats,
+    SeenByPolicy,
+    StorageError,
+    TelemetryLevel,
+)
+from esper.leyline.files import free_bytes
+from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient, SimicClient, StepFacts, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import LEAST_OF_THE_END, Calibration, default_gamma
+from esper.simic.run.checkpoint_schedule import CheckpointWriter
+from esper.simic.run.environment import NOT_PROMISED
+from esper.simic.run.run_dir import RunDir
+from esper.simic.run.run_state import RunState
+from esper.simic.run.session import LogWatch, RunStart, Session, check_still_newest, emit_run_ended, log_losses
 from esper.simic.telemetry.debug_telemetry import (
     MAX_RATIOS_TOLD,
     Left,
@@ -25,14 +40,12 @@ from esper.simic.telemetry.debug_telemetry import (
     odd_ratios,
 )
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
+from esper.simic.telemetry.opening import open_hub
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
-from esper.simic.training.end_marker import EndMarker
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeAccounts, Pricing
-from esper.simic.training.log_watch import LogWatch
 from esper.simic.training.recorder import Origin, RunRecorder
-from esper.simic.training.run_state import RunState
 from esper.simic.training.step_payloads import seen_by_policy
 from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
 from esper.tamiyo.controllers import CONTROLLERS, ControllerEntry, make_controller
@@ -43,6 +56,8 @@ from esper.tolaria.pool import EnginePool
 from esper.tolaria.runtime import usable_cores
 
 CALIBRATIONS_DIR = "calibrations"
+CLOSE_TIMEOUT_S = 10.0
+"""Most time that the log and its exporters get to end; an upload may need some of it."""
 
 
 def train_ppo_vectorized(
@@ -65,21 +80,111 @@ def train_ppo_vectorized(
     config = with_overrides(TrainingConfig() if config is None else config, overrides)
     if config.controller != LEARNED:
         raise ValueError(f"controller must be {LEARNED!r} to train a policy, got {config.controller!r}")
-    hub = get_hub()
-    level = TelemetryLevel[config.level.upper()] if isinstance(hub, TelemetryHub) else TelemetryLevel.OFF
-    recorder = RunRecorder(
-        hub,
-        replace(config.telemetry(), level=level),
-        keeper=None,
-        origin=Origin(),
-        reads=AgentReads,
-    )
-    watch = LogWatch(NeverStop(), hub)
-    with open_trainer(config, recorder, watch) as trainer, EndMarker(hub, watch) as marker:
-        marker.trainer = trainer
-        history = trainer.run()
-    assert isinstance(trainer.client, SimicClient)
-    return trainer.client.agent, history
+    with open_session(RunStart(config=config)) as session:
+        history = session.run()
+    assert isinstance(session.trainer.client, SimicClient)
+    return session.trainer.client.agent, history
+
+
+@contextmanager
+def open_session(
+    start: RunStart,
+    stop: StopRequest | None = None,
+    listeners: Sequence[Backend] = (),
+    *,
+    data_dir: Path | None = None,
+) -> Iterator[Session]:
+    """Opens a run for this process: lock, log, workers, trainer. The log's last event says how the `with` block ended.
+
+    Args:
+        start: Where it begins. Without a run directory events go to the process's hub, and nothing is saved.
+        stop: Who may end it early; None: nobody.
+        listeners: Get every event of a run directory's log, such as a screen. What they do cannot touch the run.
+        data_dir: Where the data lies; None for the usual places.
+
+    Raises:
+        RunBusy: Another process works on this run.
+        StorageError: The log cannot be written.
+        StepCancelled: Stopped while the scale was measured, before there was a trainer.
+    """
+    config, run = start.config, start.run
+    with nullcontext() if run is None else run.lock():
+        hub, writer = (get_hub(), None) if run is None else _open_log(start, run, listeners)
+        watch = LogWatch(NeverStop() if stop is None else stop, hub)
+        telemetry = config.telemetry()
+        if not isinstance(hub, TelemetryHub):
+            telemetry = replace(telemetry, level=TelemetryLevel.OFF)
+        recorder = RunRecorder(
+            hub,
+            telemetry,
+            keeper=writer,
+            origin=Origin(
+                checkpoint=start.checkpoint,
+                rejected=start.rejected,
+                differences=start.differences,
+                log_state=None if start.saved is None else start.saved.log_state,
+            ),
+            reads=AgentReads,
+            folder=None if run is None else run.path,
+        )
+        started_s = time.monotonic()
+        session = trainer = None
+        try:
+            cache = None if run is None else run.path.parent / CALIBRATIONS_DIR
+            with open_trainer(config, recorder, watch, data_dir=data_dir, cache=cache, saved=start.saved) as trainer:
+                session = Session(trainer=trainer, checkpoints=writer, watch=watch)
+                yield session
+        except BaseException as error:
+            emit_run_ended(hub, trainer, error=error, log_trouble=watch.reason, started_s=started_s)
+            raise
+        else:
+            emit_run_ended(hub, trainer, error=None, log_trouble=watch.reason, started_s=started_s)
+        finally:
+            if run is not None:
+                complete = _close_log(run, hub)
+                if session is not None:
+                    session.log_complete = complete
+
+
+def _open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend]) -> tuple[Hub, CheckpointWriter]:
+    """The log of a session and the writer of its checkpoints; the run's lock is held."""
+    check_still_newest(start)
+    for difference in start.differences:
+        complain(f"{difference}: {NOT_PROMISED}")
+    facts = None if start.checkpoint is None else start.checkpoint.facts
+    try:
+        hub = open_hub(
+            start.config.telemetry(),
+            run.path,
+            run_id=run.run_id,
+            first_seq=0 if facts is None else facts.next_seq,
+            group=start.group,
+            run_config=asdict(start.config),
+            env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
+            listeners=listeners,
+        )
+    except BaseException as error:
+        free = free_bytes(run.path)
+        if facts is None:
+            run.discard()  # nothing has happened in it, and its name is to be free for the next try
+        if isinstance(error, OSError):
+            raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=free) from error
+        raise
+    attempt = hub.attempt if isinstance(hub, TelemetryHub) else 0 if facts is None else facts.attempt + 1
+    resumed_from = None if facts is None else facts.index
+    return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=start.config)
+
+
+def _close_log(run: RunDir, hub: Hub) -> bool:
+    """Closes the log, warns of what it or a listener has lost, and returns whether it is complete."""
+    report = hub.close(CLOSE_TIMEOUT_S)
+    if not report.complete:
+        complain(f"{run.path}: {log_losses(report.num_unwritten, report.num_dropped, report.log_error)}")
+    for name, listener in report.backends.items():
+        if listener.num_lost:
+            why = listener.error or "too slow"
+            complain(f"{name} missed {listener.num_lost:,} events ({why}). The log has everything")
+    return report.complete
 
 
 class AgentReads:

@@ -13,25 +13,24 @@ from esper.karn.replay import replay
 from esper.leyline import ActionSpec, LifecycleOp, LoggedEvent, wait
 from esper.simic.client import SimicClient
 from esper.simic.rewards import suspicion
+from esper.simic.run.session import RunStart, Session, start_again, start_new
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.session import Seat, Start, sitting, start_again, start_new
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY
 from tests.tolaria.worlds import Fault, FaultySpec, build_faulty
 
 BLIND = replace(TINY, task="digits_blind", checkpoint_s=0.0)
 
 
-def sit(start: Start, **telemetry: object) -> Seat:
+def play_session(start: RunStart, **telemetry: object) -> Session:
     """Plays a run to its end; events that break the catalogue raise. Other settings of its telemetry can be given."""
     original = TrainingConfig.telemetry
     with pytest.MonkeyPatch.context() as patch:
         changes = {"strict": True, **telemetry}
         patch.setattr(TrainingConfig, "telemetry", lambda given: replace(original(given), **changes))
-        with sitting(start, NeverStop()) as seat:
-            seat.trainer.run()
-    return seat
+        with vectorized.open_session(start) as session:
+            session.trainer.run()
+    return session
 
 
 def events_of(run: Path) -> list[LoggedEvent]:
@@ -94,7 +93,7 @@ def live(config: TrainingConfig, runs: Path, **telemetry: object) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectorized, "make_controller", lambda name, setting: OneLife(setting))
         start = start_new(config, runs, "life")
-        sit(start, **telemetry)
+        play_session(start, **telemetry)
     return start.run.path
 
 
@@ -107,15 +106,15 @@ class Played:
 
     run: Path
     events: list[LoggedEvent]
-    seat: Seat
+    session: Session
 
 
 def learned(runs: Path) -> Played:
     """A policy learns for a round, stops, and goes on from its checkpoint."""
     first = start_new(replace(BLIND, rounds=1), runs, "learned")
-    sit(first)
-    seat = sit(start_again(first.run.path, {"rounds": 2}))
-    return Played(first.run.path, events_of(first.run.path), seat)
+    play_session(first)
+    session = play_session(start_again(first.run.path, {"rounds": 2}))
+    return Played(first.run.path, events_of(first.run.path), session)
 
 
 def suspected(runs: Path) -> Played:
@@ -125,16 +124,16 @@ def suspected(runs: Path) -> Played:
         patch.setattr(vectorized, "make_controller", lambda name, setting: OneLife(setting))
         patch.setitem(suspicion.ROWS, "attribution_ratio", row)  # type: ignore[arg-type]
         start = start_new(LIFE, runs, "suspected")
-        seat = sit(start)
-    return Played(start.run.path, events_of(start.run.path), seat)
+        session = play_session(start)
+    return Played(start.run.path, events_of(start.run.path), session)
 
 
 def spoiled(runs: Path) -> Played:
     """The host of env 0 loses its weights in epoch 2 of its first episode."""
     with faults(Fault(kind="nan", env_id=0, epoch=2, once=runs / "spoiled-once")):
         start = start_new(replace(BLIND, rounds=1, episode_length=6), runs, "spoiled")
-        seat = sit(start)
-    return Played(start.run.path, events_of(start.run.path), seat)
+        session = play_session(start)
+    return Played(start.run.path, events_of(start.run.path), session)
 
 
 def killed_worker(runs: Path) -> Played:
@@ -142,31 +141,31 @@ def killed_worker(runs: Path) -> Played:
     with faults(Fault(kind="die", env_id=1, epoch=1, once=runs / "killed-once")):
         config = replace(BLIND, controller="wait_only", rounds=1, worker_kind="process", workers=1)
         start = start_new(config, runs, "killed-worker")
-        seat = sit(start)
-    return Played(start.run.path, events_of(start.run.path), seat)
+        session = play_session(start)
+    return Played(start.run.path, events_of(start.run.path), session)
 
 
 def skipped_update(runs: Path) -> Played:
     """The rewards of the first round are no numbers, those of the second are."""
     start = start_new(BLIND, runs, "skipped")
     with nonsense_once():
-        seat = sit(start)
-    return Played(start.run.path, events_of(start.run.path), seat)
+        session = play_session(start)
+    return Played(start.run.path, events_of(start.run.path), session)
 
 
 def long_wait(runs: Path) -> Played:
     """Enough rounds for a trend."""
     config = replace(TINY, controller="wait_only", rounds=12, envs=1, minibatches=1, episode_length=2)
     start = start_new(config, runs, "long-wait")
-    seat = sit(start)
-    return Played(start.run.path, events_of(start.run.path), seat)
+    session = play_session(start)
+    return Played(start.run.path, events_of(start.run.path), session)
 
 
 def overflowing(runs: Path) -> Played:
     """A queue of one is full most of the time."""
     start = start_new(replace(TINY, controller="wait_only"), runs, "overflowing")
-    seat = sit(start, queue_capacity=1)
-    return Played(start.run.path, events_of(start.run.path), seat)
+    session = play_session(start, queue_capacity=1)
+    return Played(start.run.path, events_of(start.run.path), session)
 
 
 @contextmanager

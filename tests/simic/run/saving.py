@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from esper.simic.training.checkpoint import SavedCheckpoint, save_checkpoint
-from esper.simic.training.manifest import CheckpointFacts
-from esper.simic.training.run_dir import RunDir, create_run
+from esper.simic.run.checkpoint import (
+    CheckpointFacts,
+    LoadedCheckpoint,
+    Rejection,
+    SavedCheckpoint,
+    newest_valid,
+    save_checkpoint,
+)
+from esper.simic.run.run_dir import RunDir, create_run
 
 
 def facts(index: int, *, score: float | None = None, run_id: str = "run") -> CheckpointFacts:
     return CheckpointFacts(
+        index=index,
         run_id=run_id,
         attempt=0,
-        round=index,
-        epoch=None,
         next_seq=10 * index,
         score=score,
-        config={"gamma": 0.99, "envs": 4},
         identity={"python": "3.11"},
     )
 
@@ -26,8 +30,8 @@ def contents(index: int) -> dict[str, bytes]:
     return {
         "policy.safetensors": bytes(8) + b"{" + bytes([index % 256]) * 400,
         "state.json": b'{"rounds": %d}' % index,
-        "envs/000.json": b"{}" * (index + 1),
-        "envs/000.safetensors": b"",
+        "agent.json": b"{}" * (index + 1),
+        "empty.safetensors": b"",
     }
 
 
@@ -36,9 +40,7 @@ def no_sleep(seconds: float) -> None:
 
 
 def save(run: RunDir, index: int, *, score: float | None = None) -> SavedCheckpoint:
-    return save_checkpoint(
-        run, kind="round", index=index, files=contents(index), facts=facts(index, score=score), sleep=no_sleep
-    )
+    return save_checkpoint(run, facts(index, score=score), contents(index), sleep=no_sleep)
 
 
 def run_with(folder: Path, *indices: int) -> RunDir:
@@ -46,6 +48,12 @@ def run_with(folder: Path, *indices: int) -> RunDir:
     for index in indices:
         save(run, index)
     return run
+
+
+def newest(run: RunDir) -> tuple[LoadedCheckpoint, tuple[Rejection, ...]]:
+    """The newest valid checkpoint, whatever it holds, and the newer ones that are not."""
+    loaded, _, rejected = newest_valid(run, lambda found: None)
+    return loaded, rejected
 
 
 def names(run: RunDir) -> list[str]:

@@ -1,16 +1,22 @@
-"""A run at a round boundary, as files and back: all that its exact continuation needs."""
+"""A run at a round boundary, as files and back: all that its exact continuation needs, and the policy in it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.leyline import BatchSummary, ModelFileError
+from esper.leyline import BatchSummary, CheckpointError, ModelFileError
+from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.simic.agent.files import FACTS_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import SimicClient
 from esper.simic.rewards import Calibration
+from esper.simic.run.checkpoint import load_checkpoint, newest_valid
+from esper.simic.run.run_dir import open_run
 from esper.simic.training.calibration import calibration_from
 from esper.simic.training.config import LEARNED, TrainingConfig, config_from_json
 
@@ -72,7 +78,63 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
             calibration=None if state["calibration"] is None else calibration_from(state["calibration"]),
             reward_scale=state["reward_scale"],
             log_state=state["log"],
-            agent=PPOAgent.from_files(files) if config.controller == LEARNED else None,
+            agent=PPOAgent.load(files) if config.controller == LEARNED else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFileError(f"{STATE_FILE}: not the state of a training run of this release ({error})") from error
+
+
+# ---- the policy alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPolicy:
+    """A policy taken out of its run to be played, with what must be known about its training before it is judged."""
+
+    agent: PPOAgent
+    config: TrainingConfig
+    checkpoint: Path
+    run_id: str
+    rounds: int
+    host_epochs: int
+    """Host epochs its training took."""
+    training_s: float
+    """Wall time of its rounds."""
+    policy_sha256: str
+    """Over the weights and statistics it plays with."""
+
+    @property
+    def trained_run_seeds(self) -> frozenset[int]:
+        """Run seeds whose hosts it has seen."""
+        return frozenset({self.config.seed})
+
+
+def load_policy(path: str | Path) -> LoadedPolicy:
+    """Takes the policy out of a run directory (its newest valid checkpoint) or out of one checkpoint.
+
+    Raises:
+        ValueError: There is no such run or checkpoint.
+        CheckpointError: Nothing in it is valid, or it holds no learned policy.
+    """
+    place = Path(path)
+    if place.absolute().parent.name == CHECKPOINTS_DIR:
+        loaded = load_checkpoint(place)
+        try:
+            state = read_run_files(loaded.files)
+        except ModelFileError as error:
+            raise CheckpointError(f"{loaded.path}: {error}") from error
+    else:
+        loaded, state, _ = newest_valid(open_run(place), lambda found: read_run_files(found.files))
+    if state.agent is None:
+        raise CheckpointError(f"{loaded.path} is of a run of {state.config.controller!r}, which learned no policy")
+    parts = (hashlib.sha256(loaded.files[name]).digest() for name in (POLICY_FILE, FACTS_FILE))
+    return LoadedPolicy(
+        agent=state.agent,
+        config=state.config,
+        checkpoint=loaded.path,
+        run_id=loaded.facts.run_id,
+        rounds=len(state.history),
+        host_epochs=state.counters["num_env_steps"],
+        training_s=sum(summary.duration_s for summary in state.history),
+        policy_sha256=hashlib.sha256(b"".join(parts)).hexdigest(),
+    )

@@ -14,12 +14,12 @@ import pytest
 
 from esper.leyline import RunBusy, StorageError
 from esper.leyline.files import free_bytes
-from esper.simic.training import storage
-from esper.simic.training.run_dir import RunDir, create_run, open_run, space_warning
+from esper.simic.run import run_dir
+from esper.simic.run.run_dir import RunDir, create_run, open_run, space_warning
 
 HOLD = """
 import sys
-from esper.simic.training.run_dir import open_run
+from esper.simic.run.run_dir import open_run
 with open_run(sys.argv[1]).lock():
     print("held", flush=True)
     sys.stdin.read()
@@ -36,7 +36,7 @@ def holder(run: RunDir) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_run_names_itself_by_time_and_chance(tmp_path: Path) -> None:
+def test_a_run_names_itself_by_time_and_random_digits(tmp_path: Path) -> None:
     runs = [create_run(tmp_path / "made" / "on the way") for _ in range(20)]
     assert len({run.run_id for run in runs}) == 20
     for run in runs:
@@ -81,7 +81,7 @@ def test_a_disk_that_takes_no_bytes_is_found_before_training(
     def refuse(path: Path, content: bytes) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(storage, "write_bytes", refuse)
+    monkeypatch.setattr(run_dir, "write_new", refuse)
     with pytest.raises(StorageError, match=os.strerror(number)) as raised:
         create_run(tmp_path, "mine")
     assert raised.value.errno == number

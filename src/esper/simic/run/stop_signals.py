@@ -43,7 +43,7 @@ class StopSignals:
         self.round_s: float | None = None
         """How long a round takes, for the message; None: not known yet."""
         self.notice: str | None = None
-        """What the person at the terminal is told; None: nobody asked."""
+        """The message for the terminal; None: nobody asked to stop."""
         self.on_screen: Callable[[], bool] = lambda: False
         """True while something draws `notice`: a line written across its drawing would be lost."""
         self._cancels: list[Callable[[], None]] = []
@@ -80,16 +80,18 @@ class StopSignals:
         self.exit_code = _CODES[signal.Signals(signum)]
         self.after_round = True
         if signum == signal.SIGINT and self._interrupts == 1:
-            self._tell(
+            self._notify(
                 f"stopping after this round{_duration(self.round_s)}; Ctrl-C again stops now and repeats it on resume"
             )
             return
         self.now = True
-        self._tell("stopping now; the unfinished round is repeated on resume. A third Ctrl-C ends the process at once")
+        self._notify(
+            "stopping now; the unfinished round is repeated on resume. A third Ctrl-C ends the process at once"
+        )
         for cancel in self._cancels:
             cancel()
 
-    def _tell(self, words: str) -> None:
+    def _notify(self, words: str) -> None:
         self.notice = words
         if not self.on_screen():
             _write(f"esper: {words}\n")

@@ -17,10 +17,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from esper.simic.training.checkpoint import newest_valid
-from esper.simic.training.retention import Retention, retain
-from esper.simic.training.run_dir import RunDir
-from tests.simic.training.saving import contents, names, run_with, save
+from esper.simic.run.checkpoint_schedule import remove_old_checkpoints
+from esper.simic.run.run_dir import RunDir
+from tests.simic.run.saving import contents, names, newest, run_with, save
 
 WRITING_CALLS = ("mkdir", "open", "write", "fsync", "rename", "unlink", "rmdir")
 
@@ -56,7 +55,7 @@ def watched(before: Before, after: Callable[[str, tuple[Any, ...], Any], None] |
 def save_and_retain(run: RunDir) -> None:
     """What a trainer does at a boundary, with a victim for retention."""
     save(run, 3)
-    retain(run, Retention(last=2), resumed_from=None)
+    remove_old_checkpoints(run, last=2, resumed_from=None)
 
 
 def _killed_at(run: RunDir, point: int, torn: bool) -> tuple[bool, str]:
@@ -91,14 +90,20 @@ def _survey(folder: Path, torn: bool) -> list[dict[str, Any]]:
         run = RunDir(path=folder / f"killed-{point}")
         shutil.copytree(template.path, run.path)
         killed, call = _killed_at(run, point, torn)
-        loaded, rejected = newest_valid(run)
-        whole = loaded.files == contents(loaded.index)
+        loaded, rejected = newest(run)
+        whole = loaded.files == contents(loaded.facts.index)
         with run.lock():
-            if loaded.index == 2:
+            if loaded.facts.index == 2:
                 save_and_retain(run)
             else:
-                retain(run, Retention(last=2), resumed_from=None)
-        row = {"call": call, "newest": loaded.index, "whole": whole, "rejected": len(rejected), "after": names(run)}
+                remove_old_checkpoints(run, last=2, resumed_from=None)
+        row = {
+            "call": call,
+            "newest": loaded.facts.index,
+            "whole": whole,
+            "rejected": len(rejected),
+            "after": names(run),
+        }
         shutil.rmtree(run.path)
         if not killed:
             shutil.rmtree(template.path)

@@ -1,10 +1,11 @@
-"""A run's directory: its name, its birth, its one owner. What the files in it hold is others' business."""
+"""A run's directory: its name, its creation, its lock, and what may not lie in it."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,16 +13,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from esper.leyline import RunBusy, StorageError, record
-from esper.leyline.files import free_bytes, sync_directory
+from esper.leyline.files import TEMP_PREFIX, free_bytes, sync_directory, write_new
 from esper.leyline.rundir import CHECKPOINTS_DIR, LOCK_FILE
 from esper.nissa import new_run_id
-from esper.simic.training import storage
-from esper.simic.training.foreign import refusal
 
-_RUN_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
-_PROBE = b"Esper writes here.\n" * 256
 SPARE_CHECKPOINTS = 3
 """Free space for fewer than this many checkpoints is worth a warning."""
+_RUN_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
+_PROBE = b"Esper writes here.\n" * 256
+_PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle")
+_PICKLE_STARTS = (b"PK\x03\x04", *(bytes((0x80, protocol)) for protocol in range(2, 6)))
 
 
 @record
@@ -42,9 +43,9 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Holds the run for this process, and clears away what a dead owner left unfinished.
+        """Holds the run for this process, and removes what a dead owner left unfinished.
 
-        The kernel gives the lock back when the process ends, however it ends.
+        The kernel releases the lock when the process ends, however it ends.
 
         Raises:
             RunBusy: Another process holds it.
@@ -60,15 +61,19 @@ class RunDir:
                     "Wait for it, stop it, or start a run of your own"
                 ) from None
             os.ftruncate(descriptor, 0)
-            os.write(descriptor, f"process {os.getpid()} since {_now():%Y-%m-%d %H:%M:%S} UTC\n".encode())
-            storage.remove_temp(self.checkpoints)
+            now = datetime.now(UTC)
+            os.write(descriptor, f"process {os.getpid()} since {now:%Y-%m-%d %H:%M:%S} UTC\n".encode())
+            # Only under the lock: the folders of a living writer look the same.
+            for entry in os.scandir(self.checkpoints):
+                if entry.name.startswith(TEMP_PREFIX):
+                    remove(Path(entry.path))
             yield
         finally:
             # The file stays: were it removed, two processes could hold locks on two files of that name.
             os.close(descriptor)
 
     def discard(self) -> None:
-        """Removes a run that came to nothing, with everything in it."""
+        """Removes the run with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -85,12 +90,16 @@ def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
     """
     if run_id is None:
         run_id = new_run_id()
-    check_run_id(run_id)
+    if not _RUN_ID.fullmatch(run_id):  # it could leave the runs folder, hide, or need quoting
+        raise ValueError(
+            f"run id {run_id!r} is not allowed. Expected 1 to 64 letters, digits, dots, underscores and hyphens, "
+            "and no dot at the start"
+        )
     run = RunDir(path=Path(runs_dir).absolute() / run_id)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)
         os.mkdir(run.path)
-        _furnish(run)
+        _prove_writable(run)
     except FileExistsError as error:
         if not run.path.is_dir():
             raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=None) from error
@@ -101,13 +110,13 @@ def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
     return run
 
 
-def _furnish(run: RunDir) -> None:
-    """Makes the folders and proves them with a real write; on an error, nothing of the run is left."""
+def _prove_writable(run: RunDir) -> None:
+    """Makes the folder of checkpoints and a real file in it; on an error, nothing of the run is left."""
     try:
         os.mkdir(run.checkpoints)
-        probe = storage.make_temp_folder(run.checkpoints)
-        storage.write_bytes(probe / "probe", _PROBE)
-        storage.remove(probe)
+        probe = make_temp_folder(run.checkpoints)
+        write_new(probe / "probe", _PROBE)
+        remove(probe)
         sync_directory(run.path)
         sync_directory(run.path.parent)
     except OSError:
@@ -127,7 +136,8 @@ def open_run(path: str | Path) -> RunDir:
         raise ValueError(f"there is no run directory {path}")
     if not run.path.is_dir():
         raise ValueError(
-            refusal(run.path) or f"{path} is no folder. Expected a run directory, the one that holds {CHECKPOINTS_DIR}/"
+            pickle_refusal(run.path)
+            or f"{path} is no folder. Expected a run directory, the one that holds {CHECKPOINTS_DIR}/"
         )
     if run.path.parent.name == CHECKPOINTS_DIR:
         raise ValueError(f"{path} is inside a run. Expected the run directory itself: {run.path.parent.parent}")
@@ -136,21 +146,8 @@ def open_run(path: str | Path) -> RunDir:
     return run
 
 
-def check_run_id(run_id: str) -> None:
-    """Refuses names that could leave the runs folder, hide, or need quoting.
-
-    Raises:
-        ValueError: The name is not allowed.
-    """
-    if not _RUN_ID.fullmatch(run_id):
-        raise ValueError(
-            f"run id {run_id!r} is not allowed. Expected 1 to 64 letters, digits, dots, underscores and hyphens, "
-            "and no dot at the start"
-        )
-
-
 def space_warning(run: RunDir, checkpoint_bytes: int) -> str | None:
-    """What to tell the user if the disk has no room for a few checkpoints more; None if it has, or does not say."""
+    """Warns if the disk has no room for a few more checkpoints; None if it has, or the system does not say."""
     free = free_bytes(run.path)
     if free is None or free >= SPARE_CHECKPOINTS * checkpoint_bytes:
         return None
@@ -160,5 +157,36 @@ def space_warning(run: RunDir, checkpoint_bytes: int) -> str | None:
     )
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+# ---- files
+
+
+def make_temp_folder(parent: Path) -> Path:
+    """Makes an empty folder that the next `lock` removes. Beside its target, so that a rename is enough."""
+    path = parent / f"{TEMP_PREFIX}{secrets.token_hex(8)}"
+    os.mkdir(path)
+    return path
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder with all it holds; links are not followed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def pickle_refusal(path: Path) -> str | None:
+    """Why a file is refused as a pickle, known by its first bytes or its name; None if it is none.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        start = file.read(9)
+    # A safetensors file starts with a length, which may look like anything; then comes its header.
+    pickled = start.startswith(_PICKLE_STARTS) and start[8:] != b"{"
+    if pickled or path.suffix in _PICKLE_SUFFIXES:
+        return f"{path.name} is a pickle file; Esper reads safetensors checkpoints only"
+    return None

@@ -9,10 +9,10 @@ from typing import Any
 from esper.leyline import CheckpointRecorded, Severity, TelemetryEvent
 from esper.nissa.null import NullHub
 from esper.nissa.reports import HubHealth
-from esper.simic.training.checkpoint import load_checkpoint
+from esper.simic.run.checkpoint import load_checkpoint
+from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.keeper import CheckpointKeeper
-from tests.simic.training.saving import contents, names, run_with
+from tests.simic.run.saving import contents, names, run_with
 
 
 class Log(NullHub):
@@ -41,47 +41,47 @@ class Log(NullHub):
         return took_s < timeout
 
 
-def keeper_of(folder: Path, log: Log, **changes: Any) -> CheckpointKeeper:
+def writer_of(folder: Path, log: Log, **changes: Any) -> CheckpointWriter:
     config = TrainingConfig(**changes)
-    return CheckpointKeeper(run_with(folder), log, attempt=0, resumed_from=None, config=config, clock=lambda: log.now_s)
+    return CheckpointWriter(run_with(folder), log, attempt=0, resumed_from=None, config=config, clock=lambda: log.now_s)
 
 
 def test_one_slow_flush_does_not_put_off_saving_for_half_an_hour(tmp_path: Path) -> None:
-    """Rounds of 30 s under the default cadence; the log hangs once, at the second of them."""
+    """Rounds of 30 s under the default schedule; the log hangs once, at the second of them."""
     log = Log()
-    keeper = keeper_of(tmp_path, log)
+    writer = writer_of(tmp_path, log)
     log.flushes_s = [0.0, 60.0]
     saved = []
     for index in range(1, 6):
         log.now_s += 30.0
-        if keeper.offer(index, lambda index=index: contents(index), score=None, last=False):  # type: ignore[misc]
+        if writer.offer(index, lambda index=index: contents(index), score=None, last=False):  # type: ignore[misc]
             saved.append(index)
     assert saved == [1, 3, 4, 5]
-    assert keeper.saved_index == 5
-    assert names(keeper._run) == [f"ckpt-{index:08d}" for index in (3, 4, 5)]
+    assert writer.saved_index == 5
+    assert names(writer._run) == [f"ckpt-{index:08d}" for index in (3, 4, 5)]
 
 
 def test_a_checkpoint_counts_the_events_that_are_durable_and_no_others(tmp_path: Path) -> None:
     log = Log()
     log.next_seq = 6
-    saved = keeper_of(tmp_path, log).offer(1, lambda: contents(1), score=None, last=False)
+    saved = writer_of(tmp_path, log).offer(1, lambda: contents(1), score=None, last=False)
     assert saved is not None
     assert load_checkpoint(saved.path).facts.next_seq == 7
 
 
 def test_a_save_that_the_log_does_not_allow_is_told_as_failed(tmp_path: Path) -> None:
     log = Log()
-    keeper = keeper_of(tmp_path, log, checkpoint_s=0.0, require_complete=True)
+    writer = writer_of(tmp_path, log, checkpoint_s=0.0, require_complete=True)
     log.flushes_s = [60.0]
-    keeper.offer(1, lambda: contents(1), score=None, last=False)
+    writer.offer(1, lambda: contents(1), score=None, last=False)
     log.now_s += 60.0
     log.num_dropped = {"EPOCH_COMPLETED": 1}
-    keeper.offer(2, lambda: contents(2), score=None, last=False)
+    writer.offer(2, lambda: contents(2), score=None, last=False)
     log.num_dropped = {}
-    keeper.offer(3, lambda: contents(3), score=None, last=False)
+    writer.offer(3, lambda: contents(3), score=None, last=False)
     assert log.told == [
         (Severity.ERROR, "save_failed", 1, "the event log cannot be made durable"),
         (Severity.ERROR, "save_failed", 2, "the event log has lost events, and this run needs them all"),
         (Severity.INFO, "saved", 3, None),
     ]
-    assert names(keeper._run) == ["ckpt-00000003"]
+    assert names(writer._run) == ["ckpt-00000003"]

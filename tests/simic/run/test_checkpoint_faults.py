@@ -15,11 +15,11 @@ import pytest
 
 from esper.leyline import StorageError
 from esper.leyline.rundir import MANIFEST_FILE
-from esper.simic.training.checkpoint import BACK_OFF_S, load_checkpoint, newest_valid, save_checkpoint
-from esper.simic.training.retention import Retention, retain
-from esper.simic.training.run_dir import RunDir
-from tests.simic.training.saving import contents, facts, names, run_with, save
-from tests.simic.training.system_calls import Before, watched
+from esper.simic.run.checkpoint import RETRY_PAUSES_S, load_checkpoint, save_checkpoint
+from esper.simic.run.checkpoint_schedule import remove_old_checkpoints
+from esper.simic.run.run_dir import RunDir
+from tests.simic.run.saving import contents, facts, names, newest, run_with, save
+from tests.simic.run.system_calls import Before, watched
 
 ROOT = Path(__file__).parents[3]
 STORAGE_ERRORS = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT)
@@ -30,7 +30,7 @@ def python(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_killed_before_or_inside_any_system_call_the_newest_commit_loads(tmp_path: Path) -> None:
-    done = python("-m", "tests.simic.training.system_calls", str(tmp_path))
+    done = python("-m", "tests.simic.run.system_calls", str(tmp_path))
     assert done.returncode == 0, done.stderr
     for points in json.loads(done.stdout):
         assert {point["call"] for point in points} == {"mkdir", "open", "write", "fsync", "rename", "unlink", "rmdir"}
@@ -79,7 +79,7 @@ def test_a_checkpoint_gets_its_name_when_all_in_it_is_durable_and_reports_when_t
     # The folder of checkpoints has a new name in it, which nobody needs yet.
     assert dirty_when_renamed == [{run.checkpoints}]
     assert dirty == set()
-    assert {"envs", "000.json", "policy.safetensors", MANIFEST_FILE, "checkpoints"} <= synced
+    assert {"agent.json", "policy.safetensors", MANIFEST_FILE, "checkpoints"} <= synced
     assert load_checkpoint(saved.path).files == contents(2)
 
 
@@ -124,7 +124,7 @@ def test_one_error_at_any_call_is_survived(tmp_path: Path) -> None:
     for point in range(num_calls(tmp_path)):
         with watched(failing(STORAGE_ERRORS[point % 5], at(point))):
             save(run, 1 + point)
-        assert newest_valid(run)[0].files == contents(1 + point)
+        assert newest(run)[0].files == contents(1 + point)
         assert len(names(run)) == 2 + point, f"call {point} left something behind"
 
 
@@ -140,7 +140,7 @@ def test_errors_from_any_call_on_are_told_and_leave_nothing(tmp_path: Path) -> N
                 told.append(error)
         assert names(run) == before, f"from call {point} on"
     assert len(told) == num_calls(tmp_path / "again"), "every one of them was needed"
-    assert newest_valid(run)[0].index == 2
+    assert newest(run)[0].facts.index == 2
 
 
 @pytest.mark.parametrize("number", STORAGE_ERRORS)
@@ -155,8 +155,8 @@ def test_a_save_is_tried_three_times_then_told_with_all_that_helps(number: int, 
             raise OSError(number, os.strerror(number))
 
     with watched(refuse), pytest.raises(StorageError) as raised:
-        save_checkpoint(run, kind="round", index=2, files=contents(2), facts=facts(2), sleep=pauses.append)
-    assert (len(tries), tuple(pauses)) == (3, BACK_OFF_S)
+        save_checkpoint(run, facts(2), contents(2), sleep=pauses.append)
+    assert (len(tries), tuple(pauses)) == (3, RETRY_PAUSES_S)
     error, message = raised.value, str(raised.value)
     assert error.errno == number
     assert error.needed_bytes is not None
@@ -173,13 +173,12 @@ def test_a_file_that_outgrows_its_limit_is_a_storage_error(tmp_path: Path) -> No
     code = (
         "import resource, sys\n"
         "from esper.leyline import StorageError\n"
-        "from esper.simic.training.checkpoint import save_checkpoint\n"
-        "from esper.simic.training.run_dir import open_run\n"
-        "from tests.simic.training.saving import facts, no_sleep\n"
+        "from esper.simic.run.checkpoint import save_checkpoint\n"
+        "from esper.simic.run.run_dir import open_run\n"
+        "from tests.simic.run.saving import facts, no_sleep\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
         "try:\n"
-        "    save_checkpoint(open_run(sys.argv[1]), kind='round', index=2, files={'big': bytes(8193)},\n"
-        "                    facts=facts(2), sleep=no_sleep)\n"
+        "    save_checkpoint(open_run(sys.argv[1]), facts(2), {'big': bytes(8193)}, sleep=no_sleep)\n"
         "except StorageError as error:\n"
         "    print(error)\n"
     )
@@ -207,7 +206,7 @@ def test_writes_that_take_a_part_are_continued(tmp_path: Path, monkeypatch: pyte
     honest = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: honest(descriptor, content[:100]))
     save(run, 1)
-    assert newest_valid(run)[0].files == contents(1)
+    assert newest(run)[0].files == contents(1)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; injected EACCES covers it")
@@ -238,13 +237,10 @@ def test_a_victim_stops_being_a_checkpoint_before_it_loses_a_file(tmp_path: Path
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with watched(refuse_all_but_manifests):
-        cleared = retain(run, Retention(last=1), resumed_from=None)
-    assert cleared.removed == ()
-    assert [(stuck.name, os.strerror(errno.EIO) in stuck.reason) for stuck in cleared.stuck] == [
-        ("ckpt-00000001", True)
-    ]
+        left_over = remove_old_checkpoints(run, last=1, resumed_from=None)
+    assert [(stuck.name, os.strerror(errno.EIO) in stuck.reason) for stuck in left_over] == [("ckpt-00000001", True)]
     left = {path.relative_to(run.checkpoints / "ckpt-00000001").as_posix()
             for path in (run.checkpoints / "ckpt-00000001").rglob("*") if path.is_file()}  # fmt: skip
     assert left == set(contents(1))
-    assert retain(run, Retention(last=1), resumed_from=None).removed == ("ckpt-00000001",)
+    assert remove_old_checkpoints(run, last=1, resumed_from=None) == ()
     assert names(run) == ["ckpt-00000002"]

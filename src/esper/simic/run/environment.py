@@ -1,4 +1,4 @@
-"""What it takes to repeat a run: versions, configuration, data, machine. Read once, when the run starts."""
+"""Where a run happens: what its bits depend on besides the config, and what it takes to repeat it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +20,28 @@ from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.config import TrainingConfig
 
+Identity = Mapping[str, str | int | bool]
+NOT_PROMISED = "bitwise equality not promised"
+"""The words for a resume whose identity differs."""
 GIT_TIMEOUT_S = 5.0
+
+
+def identity() -> dict[str, str | int | bool]:
+    """What the bits of this process depend on: versions, processor, threads."""
+    return {
+        "esper": esper.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def identity_differences(stored: Identity, present: Identity) -> tuple[str, ...]:
+    """What has changed, one line each, such as "torch 2.12.0 -> 2.13.0"; empty: the bits can be the same."""
+    pairs = {key: (stored.get(key, "unknown"), present.get(key, "unknown")) for key in sorted({**stored, **present})}
+    return tuple(f"{key} {old} -> {new}" for key, (old, new) in pairs.items() if old != new)
 
 
 def config_hash(config: TrainingConfig) -> str:
@@ -37,7 +59,7 @@ def run_started(
     resumed_from: str | None,
     differences: tuple[str, ...],
 ) -> RunStarted:
-    """The first event of a sitting."""
+    """The first event of a session."""
     commit, dirty = _git()
     return RunStarted(
         esper_version=esper.__version__,
@@ -73,16 +95,12 @@ def run_started(
 
 def _git() -> tuple[str | None, bool | None]:
     """Commit of the source this runs from, and whether it was changed; None where that is not known."""
-    folder = Path(__file__).parent
     try:
-        commit = _ask_git(folder, "rev-parse", "HEAD")
-        return commit, bool(_ask_git(folder, "status", "--porcelain", "--untracked-files=no"))
+        return _ask_git("rev-parse", "HEAD"), bool(_ask_git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.SubprocessError):
         return None, None
 
 
-def _ask_git(folder: Path, *words: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True
-    )
-    return done.stdout.strip()
+def _ask_git(*words: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT_S, check=True).stdout.strip()

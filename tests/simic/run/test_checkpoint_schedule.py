@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import esper
 from esper.leyline.rundir import MANIFEST_FILE
-from esper.simic.training.cadence import Cadence
-from esper.simic.training.checkpoint import newest_valid
-from esper.simic.training.identity import Identity, identity, identity_differences
-from esper.simic.training.retention import Retention, retain
-from tests.simic.training.saving import names, run_with, save
+from esper.simic.run.checkpoint_schedule import CheckpointSchedule, kept_indices, remove_old_checkpoints
+from esper.simic.run.environment import Identity, identity, identity_differences
+from tests.simic.run.saving import names, newest, run_with, save
 
 SCORES = st.lists(st.none() | st.integers(-3, 3).map(float), min_size=1, max_size=130)
 
@@ -30,7 +27,7 @@ def test_a_run_keeps_the_last_three_the_best_every_fiftieth_and_its_origin(
     start = first if resumed is None else resumed + 1
     for index, score in enumerate(scores, start):
         there[index] = score
-        kept = Retention().keeps(there, resumed)
+        kept = kept_indices(there, last=3, resumed_from=resumed)
         there = {index: score for index, score in there.items() if index in kept}
         lived = range(start, index + 1)
         expected = {*lived[-3:], *(i for i in lived if i % 50 == 0)} | ({resumed} - {None})
@@ -41,32 +38,25 @@ def test_a_run_keeps_the_last_three_the_best_every_fiftieth_and_its_origin(
         assert set(there) == expected
 
 
-@given(
-    scores=st.dictionaries(st.integers(0, 300), st.none() | st.floats(-5, 5), max_size=30),
-    last=st.integers(1, 5),
-    best=st.integers(0, 4),
-    every=st.integers(1, 60),
-)
-def test_each_rule_keeps_as_many_as_it_says(scores: dict[int, float | None], last: int, best: int, every: int) -> None:
-    kept = Retention(last=last, best=best, every=every).keeps(scores, None)
+@given(scores=st.dictionaries(st.integers(0, 300), st.none() | st.floats(-5, 5), max_size=30), last=st.integers(1, 5))
+def test_each_rule_keeps_as_many_as_it_says(scores: dict[int, float | None], last: int) -> None:
+    kept = kept_indices(scores, last=last, resumed_from=None)
     assert kept <= set(scores)
     assert set(sorted(scores)[-last:]) <= kept
     measured = sorted((score, index) for index, score in scores.items() if score is not None)
-    top = {index for _, index in measured[::-1][:best]}
-    others = set(sorted(scores)[:-last]) - {index for index in scores if index % every == 0}
-    assert others & kept == others & top
+    others = set(sorted(scores)[:-last]) - {index for index in scores if index % 50 == 0}
+    assert others & kept == others & {index for _, index in measured[-1:]}
 
 
 def test_only_what_no_rule_keeps_is_removed_from_disk(tmp_path: Path) -> None:
     run = run_with(tmp_path)
     for index, score in ((49, 2.0), (50, 1.0), (51, 9.0), (52, None), (53, 3.0), (54, 4.0), (55, 5.0)):
         save(run, index, score=score)
-    cleared = retain(run, Retention(), resumed_from=49)
-    assert cleared.removed == ("ckpt-00000052",)
-    assert cleared.stuck == ()
+    assert remove_old_checkpoints(run, last=3, resumed_from=49) == ()
     assert names(run) == [f"ckpt-000000{index}" for index in (49, 50, 51, 53, 54, 55)]
-    assert retain(run, Retention(best=0), resumed_from=None).removed == ("ckpt-00000049", "ckpt-00000051")
-    assert newest_valid(run)[0].index == 55
+    assert remove_old_checkpoints(run, last=2, resumed_from=None) == ()
+    assert names(run) == [f"ckpt-000000{index}" for index in (50, 51, 54, 55)]
+    assert newest(run)[0].facts.index == 55
 
 
 def test_a_damaged_manifest_is_never_the_best(tmp_path: Path) -> None:
@@ -74,7 +64,7 @@ def test_a_damaged_manifest_is_never_the_best(tmp_path: Path) -> None:
     for index, score in ((1, 5.0), (2, 9.0), (3, 1.0)):
         save(run, index, score=score)
     (run.checkpoints / "ckpt-00000002" / MANIFEST_FILE).write_bytes(b"{")
-    retain(run, Retention(last=1), resumed_from=None)
+    remove_old_checkpoints(run, last=1, resumed_from=None)
     assert names(run) == ["ckpt-00000001", "ckpt-00000003"]
 
 
@@ -83,91 +73,78 @@ def test_what_a_killed_clearing_left_goes_with_the_next_and_strangers_stay(tmp_p
     (run.checkpoints / "ckpt-00000001" / MANIFEST_FILE).unlink()
     (run.checkpoints / "rejected-ckpt-00000001-0").mkdir()
     (run.checkpoints / "notes.txt").touch()
-    assert retain(run, Retention(), resumed_from=None).removed == ("ckpt-00000001",)
+    assert remove_old_checkpoints(run, last=3, resumed_from=None) == ()
     assert names(run) == ["ckpt-00000002", "ckpt-00000003", "notes.txt", "rejected-ckpt-00000001-0"]
 
 
-@pytest.mark.parametrize(("name", "value", "least"), [("last", 0, 1), ("best", -1, 0), ("every", 0, 1)])
-def test_retention_that_keeps_nothing_is_refused(name: str, value: int, least: int) -> None:
-    with pytest.raises(ValueError, match=f"retention {name} must be at least {least}, got {value}"):
-        Retention(**{name: value})
-
-
-# ---- cadence
+# ---- schedule
 
 DURATIONS = st.lists(st.tuples(st.floats(0.01, 60), st.floats(0.001, 2)), min_size=1, max_size=60)
 
 
 @given(rounds=DURATIONS, offset=st.floats(0, 1e6))
 def test_saves_are_neither_too_close_nor_too_costly(rounds: list[tuple[float, float]], offset: float) -> None:
-    cadence, now, spent, took = Cadence(started_s=offset, saved_index=None), offset, 0.0, 0.0
+    schedule, now, spent, took = CheckpointSchedule(started_s=offset, saved_index=None), offset, 0.0, 0.0
     ends: list[float] = []
     for index, (round_s, save_s) in enumerate(rounds):
         now += round_s
-        due = cadence.due(index, now, final=False)
+        due = schedule.due(index, now, final=False)
         allowed = not ends or (now - ends[-1] >= 10.0 and spent + took <= 0.01 * (now - offset))
         assert due == allowed
         if due:
             now, took = now + save_s, save_s
             spent += save_s
             ends.append(now)
-            cadence.saved(index, now, save_s)
+            schedule.saved(index, now, save_s)
     assert ends, "the first boundary is always saved"
 
 
 def test_long_rounds_are_all_saved_and_short_ones_every_ten_seconds() -> None:
     for round_s, expected in ((30.0, 100), (1.0, 10)):
-        cadence, now, saves = Cadence(started_s=0.0, saved_index=None), 0.0, 0
+        schedule, now, saves = CheckpointSchedule(started_s=0.0, saved_index=None), 0.0, 0
         for index in range(100):
             now += round_s
-            if cadence.due(index, now, final=False):
-                cadence.saved(index, now, 0.03)
+            if schedule.due(index, now, final=False):
+                schedule.saved(index, now, 0.03)
                 saves += 1
         assert saves == expected
 
 
 def test_the_end_is_saved_unless_it_is_on_disk() -> None:
-    cadence = Cadence(started_s=0.0, saved_index=7)
-    assert not cadence.due(7, 1.0, final=True)
-    cadence.saved(8, 1.0, 5.0)
-    assert not cadence.due(9, 2.0, final=False)
-    assert cadence.due(9, 2.0, final=True)
-    assert not cadence.due(8, 1e9, final=True)
+    schedule = CheckpointSchedule(started_s=0.0, saved_index=7)
+    assert not schedule.due(7, 1.0, final=True)
+    schedule.saved(8, 1.0, 5.0)
+    assert not schedule.due(9, 2.0, final=False)
+    assert schedule.due(9, 2.0, final=True)
+    assert not schedule.due(8, 1e9, final=True)
 
 
 def test_failures_in_a_row_are_counted_and_wait_like_saves() -> None:
-    cadence = Cadence(started_s=0.0, saved_index=None)
-    cadence.failed(1.0, 0.01)
-    assert not cadence.due(0, 10.9, final=False)
-    assert cadence.due(0, 11.0, final=False)
-    cadence.failed(11.0, 0.01)
-    assert cadence.failures == 2
-    assert cadence.due(0, 11.5, final=True), "what failed is not on disk"
-    cadence.saved(0, 12.0, 0.01)
-    assert cadence.failures == 0
+    schedule = CheckpointSchedule(started_s=0.0, saved_index=None)
+    schedule.failed(1.0, 0.01)
+    assert not schedule.due(0, 10.9, final=False)
+    assert schedule.due(0, 11.0, final=False)
+    schedule.failed(11.0, 0.01)
+    assert schedule.failures == 2
+    assert schedule.due(0, 11.5, final=True), "what failed is not on disk"
+    schedule.saved(0, 12.0, 0.01)
+    assert schedule.failures == 0
 
 
 def test_a_save_that_the_log_did_not_allow_leaves_the_next_boundary_due() -> None:
-    cadence = Cadence(started_s=0.0, saved_index=None)
-    cadence.saved(0, 30.0, 0.1)
-    assert cadence.due(1, 60.0, final=False)
-    cadence.withheld(60.0, 0.0)
-    assert cadence.due(2, 61.0, final=False), "a log that refuses at once costs nothing"
-    cadence.withheld(71.0, 10.0)
-    assert cadence.due(3, 72.0, final=True)
-    assert not cadence.due(3, 80.9, final=False), "a log that lets the run wait is not asked all the time"
-    assert cadence.due(3, 81.0, final=False)
-    assert cadence.failures == 0
-    cadence.saved(3, 81.1, 0.1)
-    assert not cadence.due(4, 91.0, final=False)
-    assert cadence.due(4, 91.1, final=False), "what the log cost is no cost of saving"
-
-
-def test_settings_out_of_range_are_named() -> None:
-    with pytest.raises(ValueError, match="min_interval_s must be at least 0, got -1"):
-        Cadence(started_s=0.0, saved_index=None, min_interval_s=-1)
-    with pytest.raises(ValueError, match=r"max_share must be in \(0, 1\], got 0"):
-        Cadence(started_s=0.0, saved_index=None, max_share=0)
+    schedule = CheckpointSchedule(started_s=0.0, saved_index=None)
+    schedule.saved(0, 30.0, 0.1)
+    assert schedule.due(1, 60.0, final=False)
+    schedule.withheld(60.0, 0.0)
+    assert schedule.due(2, 61.0, final=False), "a log that refuses at once costs nothing"
+    schedule.withheld(71.0, 10.0)
+    assert schedule.due(3, 72.0, final=True)
+    assert not schedule.due(3, 80.9, final=False), "a log that lets the run wait is not asked all the time"
+    assert schedule.due(3, 81.0, final=False)
+    assert schedule.failures == 0
+    schedule.saved(3, 81.1, 0.1)
+    assert not schedule.due(4, 91.0, final=False)
+    assert schedule.due(4, 91.1, final=False), "what the log cost is no cost of saving"
 
 
 # ---- identity
@@ -199,4 +176,4 @@ def test_every_difference_is_told_also_one_sided_ones() -> None:
 
 def test_an_identity_survives_a_checkpoint(tmp_path: Path) -> None:
     run = run_with(tmp_path, 1)
-    assert identity_differences(newest_valid(run)[0].facts.identity, {"python": "3.11"}) == ()
+    assert identity_differences(newest(run)[0].facts.identity, {"python": "3.11"}) == ()

@@ -17,30 +17,24 @@ from hypothesis import strategies as st
 
 from esper.leyline import CheckpointError, ModelFileError
 from esper.leyline.rundir import MANIFEST_FILE
-from esper.simic.training.checkpoint import (
+from esper.simic.run.checkpoint import (
+    CheckpointFacts,
     LoadedCheckpoint,
     checkpoint_folders,
     load_checkpoint,
     newest_valid,
     save_checkpoint,
 )
-from esper.simic.training.manifest import CheckpointFacts
-from esper.simic.training.run_dir import create_run
-from tests.simic.training.saving import contents, facts, names, run_with, save
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
+from esper.simic.run.run_dir import create_run
+from tests.simic.run.saving import contents, facts, names, newest, run_with, save
 
 
 def test_what_went_in_comes_out(tmp_path: Path) -> None:
     run = run_with(tmp_path, 3, 12)
     saved = save(run, 104)
-    loaded, rejected = newest_valid(run)
+    loaded, rejected = newest(run)
     assert rejected == ()
-    assert loaded == LoadedCheckpoint(path=saved.path, kind="round", index=104, facts=facts(104), files=contents(104))
+    assert loaded == LoadedCheckpoint(path=saved.path, facts=facts(104), files=contents(104))
     assert names(run) == ["ckpt-00000003", "ckpt-00000012", "ckpt-00000104"]
     assert list(checkpoint_folders(run)) == [3, 12, 104]
     assert checkpoint_folders(run)[104] == saved.path
@@ -51,7 +45,7 @@ def test_what_went_in_comes_out(tmp_path: Path) -> None:
 
 def test_the_newest_is_told_by_number_not_by_text_or_time(tmp_path: Path) -> None:
     run = run_with(tmp_path, 100_000_000, 99_999_999)
-    assert newest_valid(run)[0].index == 100_000_000
+    assert newest(run)[0].facts.index == 100_000_000
 
 
 def test_file_and_manifest_hashes_are_plain_sha256(tmp_path: Path) -> None:
@@ -68,30 +62,24 @@ def test_file_and_manifest_hashes_are_plain_sha256(tmp_path: Path) -> None:
 
 @given(
     files=st.dictionaries(
-        st.from_regex(r"([a-z0-9]{1,8}/)?[A-Za-z0-9_-][A-Za-z0-9._-]{0,12}\.safetensors", fullmatch=True),
+        st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,12}\.safetensors", fullmatch=True),
         st.binary(max_size=200).map(lambda content: bytes(8) + b"{" + content) | st.just(b""),
         max_size=4,
     ),
-    config=st.dictionaries(st.text() | st.integers(), JSON, max_size=4),
+    identity=st.dictionaries(st.text(), st.text() | st.integers(-(2**53), 2**53) | st.booleans(), max_size=4),
     index=st.integers(0, 10**10),
     score=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 @settings(max_examples=50, deadline=None)
 def test_whatever_is_saved_loads_unchanged(
-    files: dict[str, bytes], config: dict[str, object], index: int, score: float | None
+    files: dict[str, bytes], identity: dict[str, str | int | bool], index: int, score: float | None
 ) -> None:
-    given = CheckpointFacts(
-        run_id="run", attempt=2, round=7, epoch=3, next_seq=5, score=score, config=config, identity={"threads": 1}
-    )
-    folders = {file.split("/")[0] for file in files if "/" in file}
-    files = {file: content for file, content in files.items() if file not in folders}
+    given = CheckpointFacts(index=index, run_id="run", attempt=2, next_seq=5, score=score, identity=identity)
     with TemporaryDirectory() as folder:
         run = create_run(folder)
-        save_checkpoint(run, kind="step", index=index, files=files, facts=given)
-        loaded, rejected = newest_valid(run)
-    assert (loaded.files, loaded.index, loaded.kind, rejected) == (files, index, "step", ())
-    assert loaded.facts.config == json.loads(json.dumps(config))
-    assert (loaded.facts.score, loaded.facts.epoch, loaded.facts.attempt) == (score, 3, 2)
+        save_checkpoint(run, given, files)
+        loaded, rejected = newest(run)
+    assert (loaded.files, loaded.facts, rejected) == (files, given, ())
 
 
 def test_a_fact_that_json_cannot_hold_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -165,11 +153,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "manifest deleted": (lambda folder: (folder / MANIFEST_FILE).unlink(), "manifest.json is missing"),
     "deleted": (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
     "added": (add("notes.txt", b"hi"), "notes.txt does not belong to it"),
-    "added below": (add("envs/001.json", b"{}"), "envs/001.json does not belong to it"),
+    "added below": (lambda folder: (folder / "envs").mkdir(), "envs is not a file"),
     "of an older one": (swap_with_older(POLICY), "policy.safetensors sha256 mismatch"),
-    "link": (link, "state.json is neither a file nor a folder"),
-    "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "pipe is neither a file nor a folder"),
-    "newer format": (rewrite(MANIFEST_FILE, of_format(2)), "checkpoint format 2; this release reads format 1 only"),
+    "link": (link, "state.json is not a file"),
+    "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "pipe is not a file"),
+    "older format": (rewrite(MANIFEST_FILE, of_format(1)), "checkpoint format 1; this release reads format 2 only"),
     "no format": (rewrite(MANIFEST_FILE, lambda content: b"{}"), "checkpoint format None; this release reads"),
     "pickle": (add("policy.pt", b""), "policy.pt is a pickle file; Esper reads safetensors checkpoints only"),
     "pickled content": (add(POLICY, pickle.dumps({"w": 1})), "policy.safetensors is a pickle file; Esper reads"),
@@ -183,8 +171,8 @@ def test_damage_to_the_newest_is_named_and_the_older_one_used(kind: str, tmp_pat
     damage, reason = DAMAGES[kind]
     run = run_with(tmp_path, 40, 41, 42)
     damage(run.checkpoints / "ckpt-00000042")
-    loaded, (rejected,) = newest_valid(run)
-    assert (loaded.index, loaded.files) == (41, contents(41))
+    loaded, (rejected,) = newest(run)
+    assert (loaded.facts.index, loaded.files) == (41, contents(41))
     assert rejected.name == "ckpt-00000042"
     assert reason in rejected.reason
 
@@ -196,7 +184,7 @@ def test_damage_to_all_is_an_error_that_names_each(kind: str, tmp_path: Path) ->
     for index in (42, 41):
         damage(run.checkpoints / f"ckpt-{index:08d}")
     with pytest.raises(CheckpointError, match="none of 2 checkpoints is valid") as raised:
-        newest_valid(run)
+        newest(run)
     assert str(raised.value).count(reason) == 2
 
 
@@ -206,7 +194,7 @@ def test_no_changed_byte_gets_past(data: st.DataObject) -> None:
     with TemporaryDirectory() as folder:
         run = run_with(Path(folder), 5)
         path = run.checkpoints / "ckpt-00000005"
-        file = data.draw(st.sampled_from([POLICY, "state.json", "envs/000.json", MANIFEST_FILE]))
+        file = data.draw(st.sampled_from([POLICY, "state.json", "agent.json", MANIFEST_FILE]))
         content = bytearray((path / file).read_bytes())
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
         (path / file).write_bytes(content)
@@ -221,9 +209,9 @@ def test_a_manifest_made_to_match_does_not_smuggle_in_a_pickle(tmp_path: Path) -
 
     run = run_with(tmp_path)
     files = {POLICY: pickle.dumps(Harmful())}
-    save_checkpoint(run, kind="round", index=1, files=files, facts=facts(1))
+    save_checkpoint(run, facts(1), files)
     with pytest.raises(CheckpointError, match="is a pickle file"):
-        newest_valid(run)
+        newest(run)
     assert not tmp_path.joinpath("touched").exists()
 
 
@@ -231,19 +219,19 @@ def test_a_safetensors_length_that_looks_like_a_pickle_is_none(tmp_path: Path) -
     run = run_with(tmp_path)
     for index, start in enumerate((b"\x80\x02", b"\x80\x04", b"PK\x03\x04")):
         content = start.ljust(8, b"\0") + b'{"a": 1}'
-        save_checkpoint(run, kind="round", index=index, files={POLICY: content}, facts=facts(index))
-        assert newest_valid(run)[0].files == {POLICY: content}
+        save_checkpoint(run, facts(index), {POLICY: content})
+        assert newest(run)[0].files == {POLICY: content}
 
 
 def test_contents_that_the_caller_cannot_use_count_as_rejected(tmp_path: Path) -> None:
     run = run_with(tmp_path, 1, 2, 3)
 
     def check(loaded: LoadedCheckpoint) -> None:
-        if loaded.index > 1:
+        if loaded.facts.index > 1:
             raise ModelFileError("unknown blueprint 'c'. Known: a, b")
 
-    loaded, rejected = newest_valid(run, check)
-    assert loaded.index == 1
+    loaded, _, rejected = newest_valid(run, check)
+    assert loaded.facts.index == 1
     assert [(r.name, r.reason) for r in rejected] == [
         (name, "unknown blueprint 'c'. Known: a, b") for name in ("ckpt-00000003", "ckpt-00000002")
     ]
@@ -254,17 +242,17 @@ def test_other_names_are_no_checkpoints(tmp_path: Path) -> None:
     shutil.copytree(run.checkpoints / "ckpt-00000007", run.checkpoints / "ckpt-00000009")
     shutil.copytree(run.checkpoints / "ckpt-00000007", run.checkpoints / "ckpt-00000007.bak")
     shutil.copytree(run.checkpoints / "ckpt-00000007", run.checkpoints / ".tmp-1-0")
-    loaded, rejected = newest_valid(run)
-    assert loaded.index == 7
+    loaded, rejected = newest(run)
+    assert loaded.facts.index == 7
     assert [(r.name, r.reason) for r in rejected] == [("ckpt-00000009", "manifest.json belongs to ckpt-00000007")]
     shutil.rmtree(run.checkpoints / "ckpt-00000007")
     with pytest.raises(CheckpointError, match="none of 2 checkpoints"):
-        newest_valid(run)
+        newest(run)
 
 
 def test_a_run_without_checkpoints_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no checkpoint yet"):
-        newest_valid(run_with(tmp_path))
+        newest(run_with(tmp_path))
 
 
 # ---- the place is taken
@@ -282,9 +270,9 @@ def test_a_rejected_checkpoint_makes_way_and_is_kept_aside(tmp_path: Path) -> No
     run = run_with(tmp_path, 3, 4)
     for _ in range(2):
         rewrite(POLICY, flip(50))(run.checkpoints / "ckpt-00000004")
-        assert newest_valid(run)[0].index == 3
+        assert newest(run)[0].facts.index == 3
         save(run, 4)
-        assert newest_valid(run) == (load_checkpoint(run.checkpoints / "ckpt-00000004"), ())
+        assert newest(run) == (load_checkpoint(run.checkpoints / "ckpt-00000004"), ())
     assert names(run) == [
         "ckpt-00000003", "ckpt-00000004", "rejected-ckpt-00000004-0", "rejected-ckpt-00000004-1",
     ]  # fmt: skip

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import ExitCode
-from esper.simic.training.checkpoint import newest_valid
-from esper.simic.training.stop_signals import StopSignals
-from tests.simic.training.saving import contents, run_with, save
-from tests.simic.training.system_calls import watched
+from esper.simic.run.stop_signals import StopSignals
+from tests.simic.run.saving import contents, newest, run_with, save
+from tests.simic.run.system_calls import watched
 
 LOOP = """
 import signal, sys, time
-from esper.simic.training.stop_signals import StopSignals
+from esper.simic.run.stop_signals import StopSignals
 until, ignored = sys.argv[1], sys.argv[2:]
 for name in ignored:
     signal.signal(signal.Signals[name], signal.SIG_IGN)
@@ -189,4 +188,4 @@ def test_a_commit_in_progress_is_finished(call: str, tmp_path: Path) -> None:
         save(run, 1)
         save(run, 2)
     assert (stops.now, stops.exit_code) == (True, ExitCode.TERMINATED)
-    assert newest_valid(run)[0].files == contents(2)
+    assert newest(run)[0].files == contents(2)
