@@ -92,7 +92,7 @@ def bench_ppo_command(
             runs.append(run)
     console.print(_table(runs))
     if rival_steps and not _have_rivals():
-        console.print("sb3-contrib is not installed, so nothing to compare with; pip install 'esper[bench]'")
+        console.print("sb3-contrib is not installed, so nothing to compare with; pip install 'esper-growth[bench]'")
     if out is not None:
         write_figures(out, _figures(runs))
         console.print(f"written: {out}", soft_wrap=True)

@@ -99,7 +99,7 @@ def test_without_the_plot_library_all_else_is_written(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     published = publish(evaluated, tmp_path)
     assert not published.drawn
-    assert "pip install 'esper[plots]'" in (tmp_path / "report.md").read_text()
+    assert "pip install 'esper-growth[plots]'" in (tmp_path / "report.md").read_text()
     assert not (tmp_path / FIGURES[0]).exists()
 
 

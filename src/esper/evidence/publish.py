@@ -50,7 +50,7 @@ def publish(source: Path, out: Path) -> Published:
     out.mkdir(parents=True, exist_ok=True)
     tables = write_figure_csvs(out, found)
     drawn = draw_figures(out, manifest, rows, found)
-    figures = f"{', '.join(FIGURES)}; " if drawn else "Not drawn: pip install 'esper[plots]'. "
+    figures = f"{', '.join(FIGURES)}; " if drawn else "Not drawn: pip install 'esper-growth[plots]'. "
     words = f"{figures}what they show is also in {', '.join(tables)}."
     (out / "summary.json").write_text(summary_json(manifest, summary, verdicts), encoding="utf-8")
     (out / "report.md").write_text(report_md(manifest, summary, verdicts, rows, words), encoding="utf-8")

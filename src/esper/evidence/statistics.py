@@ -216,5 +216,6 @@ def require_libraries() -> None:
     missing = [name for name in ("arch", "scipy", "statsmodels") if find(name) is None]
     if missing:
         raise ImportError(
-            f"intervals over {MIN_PAIRS} or more run seeds need {', '.join(missing)}: pip install 'esper[evidence]'"
+            f"intervals over {MIN_PAIRS} or more run seeds need {', '.join(missing)}: "
+            "pip install 'esper-growth[evidence]'"
         )

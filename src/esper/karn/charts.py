@@ -206,7 +206,7 @@ def _figure(height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("the charts of a report need matplotlib: pip install 'esper[runs]'") from None
+        raise ImportError("the charts of a report need matplotlib: pip install 'esper-growth[runs]'") from None
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 

@@ -87,7 +87,7 @@ def _render(**values: object) -> str:
     try:
         import jinja2
     except ImportError:
-        raise ImportError("reports need Jinja2: pip install 'esper[runs]'") from None
+        raise ImportError("reports need Jinja2: pip install 'esper-growth[runs]'") from None
     page = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
     # Everything in a log is text of unknown origin, so everything is escaped, and nothing turns lines around.
     world = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=_printable)

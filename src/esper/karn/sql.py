@@ -187,7 +187,7 @@ def _connect(log_bytes: int) -> duckdb.DuckDBPyConnection:
     try:
         import duckdb
     except ImportError:
-        raise ImportError("tables of runs need DuckDB: pip install 'esper[runs]'") from None
+        raise ImportError("tables of runs need DuckDB: pip install 'esper-growth[runs]'") from None
     # Without a place to spill, a query that needs more memory than it may use fails instead of filling a disk.
     memory = f"{MEMORY_BYTES + LOG_COPIES * log_bytes}B"
     return duckdb.connect(":memory:", config={"temp_directory": "", "memory_limit": memory})

@@ -114,7 +114,7 @@ def _onnx(network: nn.Sequential, sample: Tensor) -> bytes:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError("ONNX export needs the optional packages: pip install 'esper[onnx]'") from error
+        raise ImportError("ONNX export needs the optional packages: pip install 'esper-growth[onnx]'") from error
     shapes = ({0: torch.export.Dim("rows", min=1)},)
     program = torch.onnx.export(network, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False)
     assert program is not None

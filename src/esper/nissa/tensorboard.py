@@ -35,7 +35,7 @@ class TensorBoardBackend:
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
-            raise ValueError("TensorBoard files need tensorboardX: pip install 'esper[metrics]'") from error
+            raise ValueError("TensorBoard files need tensorboardX: pip install 'esper-growth[metrics]'") from error
         # The first step after a resume is a new point, so what is purged begins right behind the checkpoint.
         purge = None if self._purge_step is None else self._purge_step + 1
         self._files = SummaryWriter(str(self._folder), purge_step=purge)

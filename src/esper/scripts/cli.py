@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union
 
 import tyro
 
+from esper import __version__
 from esper.leyline import (
     CheckpointError,
     DataDamaged,
@@ -82,9 +83,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs one subcommand. What a person can mend is one line and an exit code; ESPER_DEBUG=1 adds the traceback."""
     _open_missing_streams()
     _write_any_character()
+    args = sys.argv[1:] if argv is None else list(argv)
+    if args == ["--version"]:
+        sys.stdout.write(f"esper {__version__}\n")
+        return
     try:
-        about = "Esper grows neural networks while they train."
-        command: Callable[[], None] = tyro.cli(_commands(), prog="esper", description=about, args=argv)
+        about = "Esper grows neural networks while they train. 'esper --version' prints the version."
+        command: Callable[[], None] = tyro.cli(_commands(), prog="esper", description=about, args=args)
         command()
         sys.stdout.flush()  # here and not at exit, where Python would answer a full disk with a traceback
     except BrokenPipeError:  # the reader of a pipe has had enough, as with `| head`
@@ -134,16 +139,19 @@ def _in_words(error: Exception) -> str:
 
 
 def _commands() -> Any:
+    benchmarks = find_benchmarks()
+    if not benchmarks:
+        return _one_of({**COMMANDS, "bench": _no_benchmarks})
     words = "Measure speed, beside what it is up against."
-    bench: Any = Annotated[_one_of(find_benchmarks()), tyro.conf.subcommand(name="bench", description=words)]
+    bench: Any = Annotated[_one_of(benchmarks), tyro.conf.subcommand(name="bench", description=words)]
     return Union[_one_of(COMMANDS), bench]  # noqa: UP007 (made at run time)
 
 
 def find_benchmarks() -> Mapping[str, Callable[..., None]]:
-    """The benchmarks of the checkout this package is run from; where there is none, a command that says so."""
+    """The benchmarks of the checkout this package is run from; none where it is installed."""
     root = Path(__file__).resolve().parents[3]
     if not (root / "benchmarks" / "__init__.py").is_file():
-        return {"none": _no_benchmarks}
+        return {}
     if str(root) not in sys.path:
         sys.path.append(str(root))  # worker processes import benchmarks by name
     from benchmarks import BENCHMARKS

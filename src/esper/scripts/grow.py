@@ -101,7 +101,7 @@ def grow_command(
     plotted = plot_growth(folder / "growth.png", spec, alone, grown)
     console.print(
         f"Saved in {folder}: network.pt2 (loads with torch alone), model.safetensors (can go on growing), history.csv"
-        + (", growth.png" if plotted else "; no plot: pip install 'esper[plots]'"),
+        + (", growth.png" if plotted else "; no plot: pip install 'esper-growth[plots]'"),
         soft_wrap=True,
     )
 

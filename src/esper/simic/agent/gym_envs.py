@@ -22,7 +22,8 @@ try:
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 except ImportError as error:
     raise ImportError(
-        "PPO over Gymnasium envs needs gymnasium, which is not installed; install it with: pip install 'esper[bench]'"
+        "PPO over Gymnasium envs needs gymnasium, which is not installed; install it with: "
+        "pip install 'esper-growth[bench]'"
     ) from error
 
 from esper.leyline import NumericFailure
