@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("matplotlib", reason="charts need the extra `runs`")
 
 from esper.karn import charts
+from esper.karn.history import RunHistory, read_history
 from esper.karn.replay import replay
-from esper.karn.story import Story, tell
 from tests.karn.logs import (
     LogWriter,
     T,
@@ -27,7 +27,7 @@ from tests.karn.logs import (
     started,
 )
 
-Draw = Callable[[Callable[[Story], str | None]], list[Any]]
+Draw = Callable[[Callable[[RunHistory], str | None]], list[Any]]
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Draw:
     """Draws a chart of the log and hands out its axes instead of a picture."""
     monkeypatch.setattr(charts, "_svg", lambda figure: figure)
 
-    def axes_of(chart: Callable[[Story], str | None]) -> list[Any]:
-        figure: Any = chart(tell(replay(tmp_path)))
+    def axes_of(chart: Callable[[RunHistory], str | None]) -> list[Any]:
+        figure: Any = chart(read_history(replay(tmp_path)))
         return list(figure.axes)
 
     return axes_of

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from esper.karn.codec import NewerSchema
 from esper.karn.console import render_status
-from esper.karn.fold import fold_all
+from esper.karn.diagnosis import diagnose
+from esper.karn.history import read_history
 from esper.karn.integrity import check_run
 from esper.karn.replay import Follower, replay
-from esper.karn.story import tell
-from esper.karn.verdict import verdict
+from esper.karn.view import read_view
 from esper.leyline import LoggedEvent, Severity
 from tests.karn.logs import (
     WALL,
@@ -34,10 +34,10 @@ from tests.karn.logs import (
 
 
 def read_in_every_way(folder: Path) -> None:
-    view = fold_all(replay(folder))
-    assert repr(fold_all(Follower(folder).poll().items)) == repr(view)  # repr, because nan is not equal to itself
-    render_status(view, verdict(view, None, WALL))
-    tell(replay(folder))
+    view = read_view(replay(folder))
+    assert repr(read_view(Follower(folder).poll().items)) == repr(view)  # repr, because nan is not equal to itself
+    render_status(view, diagnose(view, None, WALL))
+    read_history(replay(folder))
     check_run(folder)
 
 
@@ -100,7 +100,7 @@ def test_an_alarm_of_another_build_is_shown_in_the_words_of_its_log(tmp_path: Pa
     strange = anomaly(kind="moon_phase", metric="moon_phase:op", detail="the tide is high")
     log.emit(T.ANOMALY_DETECTED, strange, Severity.CRITICAL, round=0)
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.CRITICAL, round=0)
-    known, unknown, _ = verdict(fold_all(replay(tmp_path)), None, WALL).findings
+    known, unknown, _ = diagnose(read_view(replay(tmp_path)), None, WALL)
     assert known.why.startswith("clip_share")
     assert unknown.now == "the tide is high"
     assert "does not know the alarm" in unknown.next

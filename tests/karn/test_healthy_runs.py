@@ -18,11 +18,9 @@ from typing import Any
 
 import pytest
 
-from esper.karn.finding import State
-from esper.karn.fold import fold
+from esper.karn.diagnosis import Diagnosis, RunState, diagnose
 from esper.karn.replay import replay
-from esper.karn.verdict import Verdict, verdict
-from esper.karn.view import EMPTY, RunView
+from esper.karn.view import RunView
 from esper.leyline import EpisodeCompleted, LoggedEvent, Severity
 from esper.leyline.thresholds import TREND_WINDOW_ROUNDS, WARMUP_UPDATES
 from esper.runtime.tasks import TASKS
@@ -39,7 +37,7 @@ from tests.simic.telemetry.test_emitters import SUMMARY
 from tests.simic.telemetry.updates import ListSink
 
 RUNS: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "healthy_runs.json.gz").read_bytes()))
-TRENDS = {"digits_blind": State.IMPROVING, "digits_saturated": State.PLATEAU}
+TRENDS = {"digits_blind": RunState.IMPROVING, "digits_saturated": RunState.PLATEAU}
 """Where each of them was at its end."""
 HORIZON = 20
 
@@ -112,13 +110,13 @@ def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
     return log
 
 
-def verdicts(log: LogWriter) -> tuple[list[Verdict], RunView]:
+def verdicts(log: LogWriter) -> tuple[list[Diagnosis], RunView]:
     """The verdict after each round, and the view at the end."""
-    found, view = [], EMPTY
+    found, view = [], RunView()
     for item in replay(log.folder):
-        view = fold(view, item)
+        view.add(item)
         if isinstance(item, LoggedEvent) and item.type is T.ROUND_COMPLETED:
-            found.append(verdict(view, None, item.wall))
+            found.append(diagnose(view, None, item.wall)[0])
     return found, view
 
 
@@ -127,13 +125,13 @@ def test_a_healthy_run_gets_past_warming_up_and_is_not_accused(task: str, tmp_pa
     found, view = verdicts(told_again(RUNS[task], tmp_path))
     states = [each.state for each in found]
     assert len(states) == len(RUNS[task]["rounds"])
-    assert states[: WARMUP_UPDATES - 1] == [State.WARMING_UP] * (WARMUP_UPDATES - 1)
+    assert states[: WARMUP_UPDATES - 1] == [RunState.WARMING_UP] * (WARMUP_UPDATES - 1)
     judged = Counter(states[WARMUP_UPDATES - 1 :])
-    assert not {State.REWARD_HACKING, State.ALARM, State.BROKEN_UPDATE, State.NOT_ACTING} & set(judged)
-    assert judged[State.WARNING] <= 0.1 * len(states)
+    assert not {RunState.REWARD_HACKING, RunState.ALARM, RunState.BROKEN_UPDATE, RunState.NOT_ACTING} & set(judged)
+    assert judged[RunState.WARNING] <= 0.1 * len(states)
     assert states[-1] is TRENDS[task]
     assert TRENDS[task] in states[TREND_WINDOW_ROUNDS:-1]
-    assert not view.safety.alarms
+    assert not view.alarms
 
 
 @pytest.mark.parametrize("task", RUNS)

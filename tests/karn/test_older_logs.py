@@ -16,10 +16,10 @@ import pytest
 
 from esper.karn.codec import LineError, decode_line
 from esper.karn.columns import without_none
-from esper.karn.fold import fold_all
 from esper.karn.integrity import check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
+from esper.karn.view import read_view
 from esper.leyline import (
     ActionTaken,
     AnomalyDebug,
@@ -75,8 +75,8 @@ def test_status_tells_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert (told["run"], told["state"], told["num_events"], told["num_rounds"]) == ("first", "completed", 27, 1)
     assert told["accuracy_mean_pct"] == pytest.approx(84.24069)
-    view = fold_all(replay(OLD))
-    assert (view.log.num_bad, view.log.num_missing, view.policy.num_updates) == (0, 0, 1)
+    view = read_view(replay(OLD))
+    assert (view.num_bad, view.num_missing, view.num_updates) == (0, 0, 1)
     main(["status", str(OLD)])
     assert "mlp.mlp_wide        1     0       1" in capsys.readouterr().out
 

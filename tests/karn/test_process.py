@@ -15,7 +15,7 @@ import pytest
 from esper.karn.process import SAME_START_S, ProcessState, read_heartbeat
 from esper.leyline import process_started_s
 from tests.karn.logs import WALL
-from tests.karn.test_verdict import status
+from tests.karn.test_diagnosis import status
 
 HERE: Mapping[str, object] = {"pid": os.getpid(), "host": socket.gethostname()}
 

@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 
-from esper.karn.fold import fold_all
+from esper.karn.diagnosis import diagnose
+from esper.karn.history import read_history
 from esper.karn.integrity import check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
 from esper.karn.sql import RunDatabase
-from esper.karn.story import tell
-from esper.karn.verdict import verdict
+from esper.karn.view import read_view
 from esper.scripts.cli import main
 
 ROUNDS, ENVS, EPOCHS = 3, 2, 5
@@ -48,11 +48,11 @@ def test_the_record_is_whole(run: Path) -> None:
 
 
 def test_the_verdict_is_completion(run: Path) -> None:
-    view = fold_all(replay(run))
-    assert verdict(view, read_heartbeat(run, 0.0), 0.0).state.value == "completed"
-    assert view.log.attempt == 1
-    assert view.policy.num_updates == view.progress.rounds.num_seen == ROUNDS
-    assert view.growth.envs.keys() == set(range(ENVS))
+    view = read_view(replay(run))
+    assert diagnose(view, read_heartbeat(run, 0.0), 0.0)[0].state.value == "completed"
+    assert view.attempt == 1
+    assert view.num_updates == len(view.returns) == ROUNDS
+    assert view.epochs.keys() == set(range(ENVS))
 
 
 def test_every_step_is_there_once(database: RunDatabase) -> None:
@@ -99,7 +99,7 @@ def test_slots_agree_with_the_moves_of_their_seeds(database: RunDatabase, run: P
     rows = database.ask(last, limit=1000, timeout_s=30.0).rows
     assert rows
     assert [row for row in rows if row[3] != row[4]] == []
-    assert len(tell(replay(run)).seeds) == one(database, "select count(*) from seeds")[0]
+    assert len(read_history(replay(run)).seeds) == one(database, "select count(*) from seeds")[0]
 
 
 def test_a_report_can_be_made_of_it(run: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 
 import esper.karn.replay as replay_module
 from esper.karn.codec import NewerSchema
-from esper.karn.fold import fold_all
 from esper.karn.integrity import check_run
 from esper.karn.replay import BadLine, Follower, LogItem, find_run, find_runs, replay
-from esper.karn.view import EMPTY
+from esper.karn.view import RunView, read_view
 from esper.leyline import SCHEMA_VERSION, LoggedEvent
 from tests.karn.logs import LogWriter, T, ended, started, write_manifest, write_round, write_run
 
@@ -223,24 +222,26 @@ def test_a_rotation_while_the_files_are_opened_hides_nothing_and_shows_nothing_t
 
 
 def test_a_follower_starts_afresh_when_a_new_attempt_takes_over(tmp_path: Path) -> None:
-    follower, view = Follower(tmp_path), EMPTY
+    follower, view = Follower(tmp_path), RunView()
     first = LogWriter(tmp_path)
     first.emit(T.RUN_STARTED, started())
     for number in range(3):
         write_round(first, number)
         if number == 1:
             resume_at = first.seq
-        view = fold_all(follower.poll().items, view)
+        for item in follower.poll().items:
+            view.add(item)
+    assert len(view.returns) == 3
     first.rotate()
     second = LogWriter(tmp_path, attempt=1, first_seq=resume_at)
     second.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000002"))
     write_round(second, 2)
     batch = follower.poll()
     assert batch.restarted
-    view = fold_all(batch.items, EMPTY)
-    assert view == fold_all(replay(tmp_path))
-    assert view.progress.rounds.num_seen == 3
-    assert view.log.num_missing == 0
+    view = read_view(batch.items)
+    assert view == read_view(replay(tmp_path))
+    assert len(view.returns) == 3
+    assert view.num_missing == 0
 
 
 def test_of_a_folder_with_many_runs_only_the_last_are_named(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.fold import fold_all
 from esper.karn.replay import replay
+from esper.karn.view import read_view
 from esper.leyline import Severity, make_event
 from esper.nissa import TelemetryHub, begin_attempt
 from esper.nissa.heartbeat import Heartbeat
@@ -65,9 +65,9 @@ def test_a_run_of_two_attempts_written_by_the_hub_is_sound(run: Path, capsys: py
     out = capsys.readouterr().out
     assert "sound" in out
     assert "10 of them written again by a later attempt" in out
-    view = fold_all(replay(run))
-    assert (view.log.num_missing, view.log.num_bad, view.log.attempt) == (0, 0, 1)
-    assert view.progress.ended is not None
+    view = read_view(replay(run))
+    assert (view.num_missing, view.num_bad, view.attempt) == (0, 0, 1)
+    assert view.ended is not None
 
 
 def test_one_flipped_bit_in_a_closed_file_is_found(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

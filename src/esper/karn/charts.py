@@ -5,27 +5,21 @@ Figures are made without pyplot, so nothing here touches a display or a global f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from io import BytesIO
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from esper.karn.console import clean
-from esper.karn.story import SeedLife, Story
+from esper.karn.history import RunHistory, SeedTimeline
 from esper.leyline import SeedStage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette: told apart with any colour vision.
-BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#F0E442",
-)
+# Okabe and Ito's palette: distinguishable with any colour vision.
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
 STAGE_COLORS = {
     SeedStage.GERMINATED.name: "#999999",
     SeedStage.TRAINING.name: YELLOW,
@@ -38,39 +32,38 @@ WIDTH = 9.0
 ROUND, EPOCHS = "round", "epochs of the env since the run began"
 COUNTS = (ROUND, EPOCHS)
 """Axes on which there is nothing between two whole numbers."""
-MAX_LANES = 12
+MAX_TIMELINE_ROWS = 12
 MAX_TIMELINE_EPISODES = 12
 
 
-def learning_chart(story: Story) -> str | None:
+def learning_chart(history: RunHistory) -> str | None:
     """Accuracy, loss and return by round; None if no round was completed."""
-    if not story.rounds:
+    if not history.rounds:
         return None
     figure = _figure(6.8)
     accuracy, losses, returns = figure.subplots(3, 1, sharex=True, height_ratios=[3, 2, 2])
-    x = [number for number, _ in story.rounds]
-    rounds = [data for _, data in story.rounds]
-    low, high = [r.accuracy_worst_pct for r in rounds], [r.accuracy_best_pct for r in rounds]
-    _band(accuracy, x, low, high, BLUE, "worst to best env")
+    x = [number for number, _ in history.rounds]
+    rounds = [data for _, data in history.rounds]
+    worst, best = [r.accuracy_worst_pct for r in rounds], [r.accuracy_best_pct for r in rounds]
+    _band(accuracy, x, worst, best, BLUE, "worst to best env")
     _line(accuracy, x, [r.accuracy_mean_pct for r in rounds], BLUE, "mean over envs")
     _line(accuracy, x, [r.rolling_accuracy_pct for r in rounds], ORANGE, "mean of ten rounds")
     _line(accuracy, x, [r.committed_accuracy_pct for r in rounds], GREEN, "committed network")
     accuracy.set(ylabel="validation accuracy (%)")
     accuracy.legend(loc="best")
-    _losses(losses, set(x), story)
-    mean, spread = [r.return_mean for r in rounds], [r.return_std for r in rounds]
-    low, high = [m - s for m, s in zip(mean, spread, strict=True)], [m + s for m, s in zip(mean, spread, strict=True)]
+    _losses(losses, set(x), history)
+    low, high = [r.return_mean - r.return_std for r in rounds], [r.return_mean + r.return_std for r in rounds]
     _band(returns, x, low, high, VERMILION, "deviation over envs")
-    _line(returns, x, mean, VERMILION, "mean over envs")
+    _line(returns, x, [r.return_mean for r in rounds], VERMILION, "mean over envs")
     returns.set(xlabel=ROUND, ylabel="return")
     returns.legend(loc="best")
     return _svg(figure)
 
 
-def _losses(axes: Any, completed: Set[int], story: Story) -> None:
+def _losses(axes: Any, completed: Set[int], history: RunHistory) -> None:
     """What the hosts of each round ended with: for tasks that are judged by their loss, the curve that matters."""
     ends: dict[int, list[float]] = {}
-    for at, done in story.episodes:
+    for at, done in history.episodes:
         if at in completed:
             ends.setdefault(at, []).append(done.final_loss)
     rounds, losses = list(ends), ends.values()
@@ -80,11 +73,11 @@ def _losses(axes: Any, completed: Set[int], story: Story) -> None:
     axes.legend(loc="best")
 
 
-def outcome_chart(story: Story) -> str | None:
+def outcome_chart(history: RunHistory) -> str | None:
     """Final accuracy of every episode against its parameters; None if no episode has both."""
     points = [
         (done.params_ratio, done.final_accuracy_pct, at)
-        for at, done in story.episodes
+        for at, done in history.episodes
         if done.final_accuracy_pct is not None
     ]
     if not points:
@@ -100,94 +93,73 @@ def outcome_chart(story: Story) -> str | None:
     return _svg(figure)
 
 
-def timeline_chart(story: Story) -> str | None:
-    """The lives of the seeds of the newest episodes, one lane per env and slot; None if nothing was planted."""
-    if not story.seeds or not story.epochs_per_episode:
+def timeline_chart(history: RunHistory) -> str | None:
+    """Stages of the seeds of the newest episodes, one row per env and slot; None if nothing was planted."""
+    epochs = history.starts[-1].epochs_per_episode if history.starts else None
+    if not history.seeds or not epochs:
         return None
-    newest = max(life.episode for life in story.seeds)
+    newest = max(seed.episode for seed in history.seeds)
     first = max(newest - MAX_TIMELINE_EPISODES + 1, 0)
-    lives = [life for life in story.seeds if life.episode >= first]
-    lanes = sorted({(life.env, life.slot_id) for life in lives})[:MAX_LANES]
-    figure = _figure(1.0 + 0.32 * len(lanes))
+    seeds = [seed for seed in history.seeds if seed.episode >= first]
+    rows = sorted({(seed.env, seed.slot_id) for seed in seeds})[:MAX_TIMELINE_ROWS]
+    figure = _figure(1.0 + 0.32 * len(rows))
     axes = figure.subplots()
-    for place, lane in enumerate(lanes):
-        for life in lives:
-            if (life.env, life.slot_id) == lane:
-                _draw_life(axes, place, life, story.epochs_per_episode)
+    for seed in seeds:
+        if (seed.env, seed.slot_id) in rows:
+            _draw_seed(axes, rows.index((seed.env, seed.slot_id)), seed, seed.episode * epochs)
     for episode in range(first, newest + 2):
-        axes.axvline(episode * story.epochs_per_episode, color="black", linewidth=0.4)
-    axes.set_yticks(range(len(lanes)), [clean(f"env {env}  {slot_id}") for env, slot_id in lanes])
-    axes.set(xlabel=EPOCHS, ylim=(len(lanes) - 0.4, -0.6))
-    axes.set_xlim(first * story.epochs_per_episode, (newest + 1) * story.epochs_per_episode)
+        axes.axvline(episode * epochs, color="black", linewidth=0.4)
+    axes.set_yticks(range(len(rows)), [clean(f"env {env}  {slot_id}") for env, slot_id in rows])
+    axes.set(xlabel=EPOCHS, xlim=(first * epochs, (newest + 1) * epochs), ylim=(len(rows) - 0.4, -0.6))
     handles = [axes.barh(-9, 0, color=color) for color in STAGE_COLORS.values()]
     words = [name.lower() for name in STAGE_COLORS]
     axes.legend(handles, words, ncols=len(words), fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return _svg(figure)
 
 
-def _draw_life(axes: Any, lane: int, life: SeedLife, epochs: int) -> None:
-    begin = life.episode * epochs
-    for stay in life.stays:
-        if stay.stage in STAGE_COLORS:
-            width = max(stay.stop - stay.start, 0.25)
-            axes.barh(lane, width, left=begin + stay.start, height=0.7, color=STAGE_COLORS[stay.stage])
-    if life.fate == "pruned":
-        axes.plot([begin + life.stays[-1].stop], [lane], marker="x", color=VERMILION, markersize=5)
+def _draw_seed(axes: Any, row: int, seed: SeedTimeline, begin: int) -> None:
+    for span in seed.spans:
+        if span.stage in STAGE_COLORS:
+            width = max(span.stop - span.start, 0.25)
+            axes.barh(row, width, left=begin + span.start, height=0.7, color=STAGE_COLORS[span.stage])
+    if seed.spans[-1].stage == SeedStage.PRUNED.name:
+        axes.plot([begin + seed.spans[-1].stop], [row], marker="x", color=VERMILION, markersize=5)
 
 
-def policy_chart(story: Story) -> str | None:
-    """How the learner fares, by round; None if there was no update."""
-    if not story.updates:
+def policy_chart(history: RunHistory) -> str | None:
+    """Health of the learner by round; None if there was no update."""
+    if not history.updates:
         return None
-    x = [number for number, _ in story.updates]
-    updates = [data for _, data in story.updates]
-    figure = _figure(6.6)
-    grid = figure.subplots(3, 2, sharex=True)
-    _panel(
-        grid[0][0],
-        x,
-        "KL (nats)",
-        {"KL": [u.joint.approx_kl for u in updates], "target": [u.target_kl for u in updates]},
-    )
+    x = [number for number, _ in history.updates]
+    updates = [data for _, data in history.updates]
     heads = dict.fromkeys(head for update in updates for head in update.heads)
-    entropies = {head: [u.heads[head].entropy_share if head in u.heads else None for u in updates] for head in heads}
-    _panel(grid[0][1], x, "entropy (share)", entropies)
-    _panel(
-        grid[1][0],
-        x,
-        "losses",
-        {
-            "policy": [u.losses.policy for u in updates],
-            "value": [u.losses.value for u in updates],
+    panels: dict[str, dict[str, list[float | None]]] = {
+        "KL (nats)": {"KL": [u.joint.approx_kl for u in updates], "target": [u.target_kl for u in updates]},
+        "entropy (share)": {
+            head: [u.heads[head].entropy_share if head in u.heads else None for u in updates] for head in heads
         },
-    )
-    _panel(
-        grid[1][1],
-        x,
-        "critic",
-        {
+        "losses": {"policy": [u.losses.policy for u in updates], "value": [u.losses.value for u in updates]},
+        "critic": {
             "value error / deviation": [u.critic.value_nrmse for u in updates],
             "explained variance": [u.critic.explained_variance for u in updates],
         },
-    )
-    _panel(grid[2][0], x, "clipped (share)", {"clipped": [u.joint.clip_share for u in updates]})
-    _panel(
-        grid[2][1],
-        x,
-        "gradient norm",
-        {"largest": [u.grad.norm_max for u in updates], "clipped at": [u.grad.clip_norm for u in updates]},
-    )
+        "clipped (share)": {"clipped": [u.joint.clip_share for u in updates]},
+        "gradient norm": {
+            "largest": [u.grad.norm_max for u in updates],
+            "clipped at": [u.grad.clip_norm for u in updates],
+        },
+    }
+    figure = _figure(6.6)
+    grid = figure.subplots(3, 2, sharex=True)
+    for axes, (label, curves) in zip(grid.flat, panels.items(), strict=True):
+        for (name, values), color in zip(curves.items(), cycle(HEAD_COLORS), strict=False):
+            _line(axes, x, values, color, name)
+        axes.set(ylabel=label)
+        if len(curves) > 1:
+            axes.legend(loc="best", fontsize=7)
     for axes in grid[2]:
         axes.set(xlabel=ROUND)
     return _svg(figure)
-
-
-def _panel(axes: Any, x: Sequence[int], label: str, curves: Mapping[str, Sequence[float | None]]) -> None:
-    for (name, values), color in zip(curves.items(), HEAD_COLORS * len(curves), strict=False):
-        _line(axes, x, values, color, name)
-    axes.set(ylabel=label)
-    if len(curves) > 1:
-        axes.legend(loc="best", fontsize=7)
 
 
 def _band(axes: Any, x: Sequence[int], low: Sequence[float], high: Sequence[float], color: str, label: str) -> None:

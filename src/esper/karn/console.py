@@ -1,20 +1,18 @@
-"""A RunView and its verdict as text for a terminal. Judges nothing and reads no files."""
+"""A RunView and its diagnosis as text for a terminal. Judges nothing and reads no files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.finding import Finding, State
-from esper.karn.verdict import Verdict
-from esper.karn.view import EnvNow, RunView
+from esper.karn.diagnosis import Diagnosis, RunState
+from esper.karn.view import RunView
 from esper.leyline import AnomalyDetected, GovernorStateChanged, LoggedEvent, RunEnded, Severity
 
 MAX_ENVS = 16
-MAX_NOTES = 8
 SPARK_WIDTH = 24
 _BARS = "▁▂▃▄▅▆▇█"
 STYLES = {
@@ -38,121 +36,94 @@ def clean_lines(text: str) -> str:
     return "\n".join(map(clean, text.split("\n")))
 
 
-def render_status(view: RunView, found: Verdict) -> RenderableType:
-    """The whole screen: who, what is the matter, how far, and the details."""
-    parts: list[RenderableType] = [_title(view), Text(""), _verdict(found), Text(""), _figures(view, found.state)]
-    if view.growth.envs:
-        parts += [Text(""), _envs(view)]
-    if view.growth.blueprints:
-        parts += [Text(""), _blueprints(view)]
-    if view.safety.notes:
-        parts += [Text(""), Text("Newest warnings", style="bold"), *map(_note, view.safety.notes[-MAX_NOTES:])]
-    return Group(*parts)
+def render_status(view: RunView, found: Sequence[Diagnosis]) -> RenderableType:
+    """The whole screen: which run, its verdict, how far it is, and the details."""
+    parts = [_title(view), _grid(_verdict(found)), _grid(_figures(view, found[0].state))]
+    if view.epochs:
+        parts.append(_envs(view))
+    if view.blueprints:
+        parts.append(_blueprints(view))
+    if view.warnings:
+        parts.append(Group(Text("Newest warnings", style="bold"), *map(_note, view.warnings)))
+    return Group(parts[0], *(piece for part in parts[1:] for piece in (Text(""), part)))
 
 
-def render_line(view: RunView, found: Verdict) -> str:
-    """One line for a pipe: how far the run is and what is said about it."""
-    last = view.progress.last_round
+def render_line(view: RunView, verdict: Diagnosis) -> str:
+    """One line for a pipe: how far the run is and its verdict."""
+    last = view.last_round
     accuracy = "" if last is None else f"  accuracy {last.data.accuracy_mean_pct:.1f} %"
-    return clean(f"{_rounds_done(view)}{accuracy}  {found.headline}")
+    return clean(f"{_rounds_done(view)}{accuracy}  {verdict.headline}")
 
 
-def _title(view: RunView) -> Text:
-    title = Text(clean(view.log.run or "a run without events"), style="bold")
-    begun = view.progress.started
+def _title(view: RunView) -> RenderableType:
+    title = Text(clean(view.run or "a run without events"), style="bold")
+    begun = view.started
     if begun is not None:
-        title.append(
-            clean(f"  {begun.task}, {begun.controller}, seed {begun.run_seed}, group {view.log.group}"),
-            style="not bold",
-        )
-    if view.log.attempt:
-        title.append(f"  attempt {view.log.attempt}", style="yellow")
+        facts = f"  {begun.task}, {begun.controller}, seed {begun.run_seed}, group {view.group}"
+        title.append(clean(facts), style="not bold")
+    if view.attempt:
+        title.append(f"  attempt {view.attempt}", style="yellow")
     return title
 
 
-def _verdict(found: Verdict) -> RenderableType:
+def _grid(rows: Iterable[tuple[str, str | Text]]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", justify="right", no_wrap=True)
     table.add_column()
-    table.add_row("now", Text(clean(found.headline), style=STYLES[found.severity]))
-    table.add_row("why", Text(clean(found.why)))
-    table.add_row("next", Text(clean(found.next)))
-    for other in found.findings[1:]:
+    for name, cell in rows:
+        table.add_row(name, Text(clean(cell)) if isinstance(cell, str) else cell)
+    return table
+
+
+def _verdict(found: Sequence[Diagnosis]) -> Iterator[tuple[str, str | Text]]:
+    verdict, *others = found
+    yield "now", Text(clean(verdict.headline), style=STYLES[verdict.severity])
+    yield "why", verdict.why
+    yield "next", verdict.next
+    for other in others:
         if other.severity is not Severity.INFO:
-            table.add_row("also", _other(other))
-    return table
+            text = Text(clean(other.headline), style=STYLES[other.severity])
+            yield "also", text.append(clean(f"  [{other.why}]"), style="dim")
 
 
-def _other(finding: Finding) -> Text:
-    text = Text(clean(finding.headline), style=STYLES[finding.severity])
-    text.append(clean(f"  [{finding.why}]"), style="dim")
-    return text
-
-
-def _figures(view: RunView, state: State) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", justify="right", no_wrap=True)
-    table.add_column()
-    for name, figure in _rows(view, state):
-        table.add_row(name, Text(clean(figure)))
-    return table
-
-
-def _rows(view: RunView, state: State) -> Iterator[tuple[str, str]]:
+def _figures(view: RunView, state: RunState) -> Iterator[tuple[str, str]]:
     yield "progress", _progress(view, state)
-    last = view.progress.last_round
-    if last is not None:
-        data, rounds = last.data, [point for _, point in view.progress.rounds.points]
-        yield (
-            "accuracy",
-            f"{data.accuracy_mean_pct:.1f} % ({data.accuracy_worst_pct:.1f} to {data.accuracy_best_pct:.1f}), "
-            f"committed {_figure(data.committed_accuracy_pct, '.1f')} %  "
-            + spark([point.accuracy_mean_pct for point in rounds]),
-        )
-        yield (
-            "return",
-            f"{data.return_mean:.3g} ± {data.return_std:.2g}  {spark([point.return_mean for point in rounds])}",
-        )
+    if view.last_round is not None:
+        data = view.last_round.data
+        accuracy = f"{data.accuracy_mean_pct:.1f} % ({data.accuracy_worst_pct:.1f} to {data.accuracy_best_pct:.1f})"
+        committed = f"committed {figure(data.committed_accuracy_pct, '.1f')} %"
+        yield "accuracy", f"{accuracy}, {committed}  {spark(view.accuracies_pct)}"
+        yield "return", f"{data.return_mean:.3g} ± {data.return_std:.2g}  {spark(view.returns)}"
         yield "parameters", f"{data.params_ratio_mean:.2f} times the host's own"
-    yield from _policy(view)
-    yield "safety", f"{view.safety.num_rollbacks} rollbacks, {len(view.safety.alarms)} open alarms"
-    saved = view.machine.saved
-    yield "checkpoint", "none" if saved is None else f"{saved.data.path}, {_count(saved.data.round)} rounds"
-    log = view.log
-    yield "log", f"{log.num_events:,} events, {log.num_missing} lost, {log.num_bad} damaged lines"
+    if view.last_update is not None:
+        update = view.last_update.data
+        kl = f"kl {figure(update.joint.approx_kl, '.2g')} (target {update.target_kl:g})"
+        clipped, error = figure(update.joint.clip_share, ".2f"), figure(update.critic.value_nrmse, ".2f")
+        yield "policy", f"{kl}, clipped {clipped}, value error {error}, {view.num_updates} updates"
+        heads = ", ".join(f"{head} {figure(stats.entropy_share, '.2f')}" for head, stats in update.heads.items())
+        yield "entropy", f"{heads} (share of the maximum)"
+    yield "safety", f"{view.num_rollbacks} rollbacks, {len(view.alarms)} open alarms"
+    saved = view.saved
+    yield "checkpoint", "none" if saved is None else f"{saved.data.path}, {figure(saved.data.round)} rounds"
+    yield "log", f"{view.num_events:,} events, {view.num_missing} lost, {view.num_bad} damaged lines"
 
 
-def _progress(view: RunView, state: State) -> str:
-    progress, begun = view.progress, view.progress.started
-    if begun is None:
+def _progress(view: RunView, state: RunState) -> str:
+    if view.started is None:
         return "not started"
     text = _rounds_done(view)
-    last = progress.last_round
-    if progress.ended is None and state is not State.DIED and last is not None:
-        left_s = (begun.num_rounds - progress.rounds.num_seen) * last.data.duration_s
-        text += f", {last.data.duration_s:.1f} s each, about {duration(left_s)} left"
-    if view.machine.profile is not None:
-        text += f", {view.machine.profile.data.env_steps_per_s:.1f} env steps/s"
+    if view.ended is None and state is not RunState.DIED and view.last_round is not None:
+        round_s = view.last_round.data.duration_s
+        left_s = (view.started.num_rounds - len(view.returns)) * round_s
+        text += f", {round_s:.1f} s each, about {duration(left_s)} left"
+    if view.profile is not None:
+        text += f", {view.profile.data.env_steps_per_s:.1f} env steps/s"
     return text
 
 
 def _rounds_done(view: RunView) -> str:
-    done, begun = view.progress.rounds.num_seen, view.progress.started
-    return f"{done} rounds" if begun is None else f"{done} of {begun.num_rounds} rounds"
-
-
-def _policy(view: RunView) -> Iterator[tuple[str, str]]:
-    if view.policy.last is None:
-        return
-    data = view.policy.last.data
-    yield (
-        "policy",
-        f"kl {_figure(data.joint.approx_kl, '.2g')} (target {data.target_kl:g}), "
-        f"clipped {_figure(data.joint.clip_share, '.2f')}, value error {_figure(data.critic.value_nrmse, '.2f')}, "
-        f"{view.policy.num_updates} updates",
-    )
-    heads = ", ".join(f"{head} {_figure(stats.entropy_share, '.2f')}" for head, stats in data.heads.items())
-    yield "entropy", f"{heads} (share of the maximum)"
+    done = len(view.returns)
+    return f"{done} rounds" if view.started is None else f"{done} of {view.started.num_rounds} rounds"
 
 
 def _envs(view: RunView) -> Table:
@@ -161,21 +132,23 @@ def _envs(view: RunView) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("slots", no_wrap=True)
     table.add_column("last action")  # the one column that may be narrowed: figures are never cut
-    slot_ids = () if view.progress.started is None else view.progress.started.slot_ids
-    for env in sorted(view.growth.envs)[:MAX_ENVS]:
-        *cells, action = (clean(cell) for cell in _env_cells(view.growth.envs[env], slot_ids))
-        table.add_row(str(env), *map(Text, cells), Text(action, no_wrap=True, overflow="ellipsis"))
-    if len(view.growth.envs) > MAX_ENVS:
-        table.add_row(f"+{len(view.growth.envs) - MAX_ENVS}")
+    for env in sorted(view.epochs)[:MAX_ENVS]:
+        *cells, action = (clean(cell) for cell in _env_cells(view, env))
+        table.add_row(*map(Text, cells), Text(action, no_wrap=True, overflow="ellipsis"))
+    if len(view.epochs) > MAX_ENVS:
+        table.add_row(f"+{len(view.epochs) - MAX_ENVS}")
     return table
 
 
-def _env_cells(now: EnvNow, slot_ids: Sequence[str]) -> tuple[str, ...]:
-    state, action = now.state, now.last_action
+def _env_cells(view: RunView, env: int) -> tuple[str, ...]:
+    now, action = view.epochs[env], view.actions.get(env)
+    state = now.data
     marks = {slot_id: _STAGE_MARKS.get(slot.stage, "?") for slot_id, slot in state.slots.items()}
+    slot_ids = view.started.slot_ids if view.started is not None else ()
     return (
-        _count(now.episode),
-        _count(now.epoch),
+        str(env),
+        figure(now.episode),
+        figure(now.epoch),
         f"{state.val_accuracy_pct:.1f}",
         f"{state.val_loss:.3g}",
         f"{state.params_total:,}",
@@ -189,10 +162,9 @@ def _blueprints(view: RunView) -> Table:
     table.add_column("blueprint", no_wrap=True)
     for name in ("planted", "kept", "pruned", "mean contribution pp"):
         table.add_column(name, justify="right")
-    for name, grown in sorted(view.growth.blueprints.items()):
-        mean = grown.sum_contribution_pp / grown.num_measured if grown.num_measured else None
+    for name, grown in sorted(view.blueprints.items()):
         counts = (grown.num_germinated, grown.num_fossilized, grown.num_pruned)
-        table.add_row(clean(name), *map(str, counts), _figure(mean, ".2f"))
+        table.add_row(clean(name), *map(str, counts), figure(grown.mean_contribution_pp, ".2f"))
     return table
 
 
@@ -238,12 +210,9 @@ def spark(values: Sequence[float]) -> str:
     return "".join(_BARS[min(int(h * len(_BARS)), len(_BARS) - 1)] if 0 <= h <= 1 else " " for h in heights)
 
 
-def _figure(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else str(value)
+def figure(value: float | None, form: str = "", unit: str = "", missing: str = "-") -> str:
+    """A number with its unit; what was not measured is never 0."""
+    return missing if value is None else format(value, form) + unit
 
 
 def duration(seconds: float) -> str:

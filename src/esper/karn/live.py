@@ -10,17 +10,15 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
-from msgspec.structs import replace
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from esper.karn.console import STYLES, clean, describe, duration
-from esper.karn.fold import ATTENTION, fold
-from esper.karn.verdict import Verdict, verdict
-from esper.karn.view import EMPTY, RunView
+from esper.karn.diagnosis import Diagnosis, diagnose
+from esper.karn.view import ATTENTION, RunView
 from esper.leyline import BatchSummary, EpochCompleted, LoggedEvent, Severity, TelemetryEventType
 
 SAID_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
@@ -38,21 +36,10 @@ class PatientFile:
         self._file = file
         self._gone = False
 
-    @property
-    def encoding(self) -> str:
-        """As rich wants to know it."""
-        return self._file.encoding
-
-    def isatty(self) -> bool:
-        """Whether somebody sits there."""
-        return self._file.isatty()
-
-    def fileno(self) -> int:
-        """The descriptor below."""
-        return self._file.fileno()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
     def write(self, text: str) -> int:
-        """Takes text, or drops it."""
         if not self._gone:
             try:
                 return self._file.write(text)
@@ -61,7 +48,6 @@ class PatientFile:
         return len(text)
 
     def flush(self) -> None:
-        """Hands on what was written."""
         if not self._gone:
             try:
                 self._file.flush()
@@ -154,7 +140,7 @@ class LiveConsole:
         self._view: RunView | None = None
         self._accuracies: dict[int, float] = {}
         self._facts = ""
-        self._verdict: Verdict | None = None
+        self._verdict: Diagnosis | None = None
 
     def start(self) -> None:
         """Says what begins, and draws the empty bar."""
@@ -171,8 +157,9 @@ class LiveConsole:
         """Takes one event; most change nothing on the screen until the next step."""
         if self._quiet:
             return False
-        first = replace(EMPTY, log=replace(EMPTY.log, last_seq=line.seq - 1))  # a resumed run does not begin at 0
-        self._view = fold(first if self._view is None else self._view, line)
+        if self._view is None:
+            self._view = RunView(last_seq=line.seq - 1)  # a resumed run does not begin at 0
+        self._view.add(line)
         if isinstance(line.data, BatchSummary):
             self._round(line, line.data)
             return True
@@ -185,7 +172,6 @@ class LiveConsole:
         return False
 
     def tick(self, round: int, epoch: int) -> None:
-        """Moves the bar."""
         if self._quiet:
             return
         self._progress.update(
@@ -199,7 +185,6 @@ class LiveConsole:
         """Nothing is kept back."""
 
     def close(self) -> None:
-        """Leaves the screen as it is."""
         self._progress.stop()
 
     def _round(self, line: LoggedEvent, data: BatchSummary) -> None:
@@ -211,7 +196,7 @@ class LiveConsole:
             f"return {data.return_mean:+.3f} ± {data.return_std:.3f}  params {data.params_ratio_mean:.2f}x  "
             f"rollbacks {data.num_rollbacks}"
         )
-        self._verdict = verdict(self._view, None, line.wall)
+        self._verdict, *_ = diagnose(self._view, None, line.wall)
         done = line.round + 1
         self._progress.update(self._bar, completed=done * self._horizon, below=self._below())
         if not self._console.is_terminal:

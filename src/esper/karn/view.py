@@ -1,22 +1,22 @@
-"""A run as six small records, enough for every operator's screen. No files, no clocks, no limits, no drawing.
+"""The state of a run as its events so far describe it: enough for every screen. No files, no clocks, no limits.
 
-`fold` makes them from events, `verdict` judges them.
+Resuming a run rewrites part of its past, so a reader that meets a new attempt starts again with an empty view; the
+replay sees to it that only the events that count arrive here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import msgspec
-
-from esper.karn.replay import BadLine
+from esper.karn.replay import BadLine, LogItem
 from esper.leyline import (
     ActionTaken,
     AnomalyDetected,
     BatchSummary,
     CheckpointRecorded,
-    ChoiceStats,
     EpochCompleted,
     EventsDropped,
     GovernorStateChanged,
@@ -26,187 +26,209 @@ from esper.leyline import (
     RewardHackingSuspected,
     RunEnded,
     RunStarted,
+    SeedEnded,
+    SeedGerminated,
     Severity,
+    TelemetryEventType,
     TrendDetected,
     WorkerStateChanged,
 )
+from esper.leyline.thresholds import RECENT_ROUNDS
 
-MAX_POINTS = 512
-"""Points of a history; beyond this length every second one is dropped."""
+NUM_WARNINGS = 8
+"""Warnings that a view keeps, the newest ones."""
+ATTENTION = frozenset({Severity.WARNING, Severity.ERROR, Severity.CRITICAL})
+"""Severities that a person should see."""
 
-P = TypeVar("P")
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen record that is cheap to copy with changes: a fold makes several of them per event."""
-
-
-class History(Part, Generic[P], frozen=True, kw_only=True):
-    """A curve of any length in bounded memory: every `stride`-th point of those seen."""
-
-    points: tuple[P, ...]
-    stride: int
-    num_seen: int
-
-    def add(self, point: P) -> History[P]:
-        """The history with one more point, thinned if it is full."""
-        points, stride = self.points, self.stride
-        if self.num_seen % stride == 0:
-            points = (*points, point)
-            if len(points) > MAX_POINTS:
-                points, stride = points[::2], stride * 2
-        return History(points=points, stride=stride, num_seen=self.num_seen + 1)
+Payload = TypeVar("Payload")
 
 
-class Cited(Part, Generic[P], frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cited(Generic[Payload]):
     """A payload with its place in the log, so that a claim about it can be looked up."""
 
     seq: int
     round: int | None
     env: int | None
-    epoch: int | None
-    severity: Severity
-    data: P
-
-
-class Log(Part, frozen=True, kw_only=True):
-    """How much of the run's record is there."""
-
-    run: str | None
-    group: str | None
-    attempt: int | None
-    first_wall: float | None
-    last_wall: float | None
-    last_seq: int | None
-    num_events: int
-    num_missing: int
-    """Sequence numbers that no line has."""
-    num_dropped: int
-    """Of these, the ones that the log itself reports as dropped."""
-    first_bad: BadLine | None
-    num_bad: int
-    write_failure: Cited[EventsDropped] | None
-    problems: tuple[str, ...]
-    """What a check of the files found damaged; empty where nothing was found, or no check was made."""
-
-
-class Progress(Part, frozen=True, kw_only=True):
-    """How far the run is."""
-
-    started: RunStarted | None
-    ended: Cited[RunEnded] | None
-    round: int | None
-    epoch: int | None
-    last_round: Cited[BatchSummary] | None
-    trend: Cited[TrendDetected] | None
-    rounds: History[tuple[int, BatchSummary]]
-
-
-class BlueprintYield(Part, frozen=True, kw_only=True):
-    """What became of the seeds of one blueprint."""
-
-    num_germinated: int
-    num_fossilized: int
-    num_pruned: int
-    sum_contribution_pp: float
-    """Over the fossils whose contribution was measured."""
-    num_measured: int
-
-
-class EnvNow(Part, frozen=True, kw_only=True):
-    """One env at its newest epoch."""
-
-    seq: int
     episode: int | None
     epoch: int | None
-    state: EpochCompleted
-    last_action: ActionTaken | None
+    severity: Severity
+    data: Payload
 
 
-class Growth(Part, frozen=True, kw_only=True):
-    """What grows where, and what came of it."""
+@dataclass(slots=True, kw_only=True)
+class BlueprintYield:
+    """What became of the seeds of one blueprint."""
 
-    envs: Mapping[int, EnvNow]
-    blueprints: Mapping[str, BlueprintYield]
+    num_germinated: int = 0
+    num_fossilized: int = 0
+    num_pruned: int = 0
+    contributions_pp: list[float] = field(default_factory=list)
+    """Of the fossils whose contribution was measured."""
+
+    @property
+    def mean_contribution_pp(self) -> float | None:
+        return sum(self.contributions_pp) / len(self.contributions_pp) if self.contributions_pp else None
 
 
-class Policy(Part, frozen=True, kw_only=True):
-    """The learner."""
+@dataclass(slots=True, kw_only=True)
+class RunView:
+    """Everything the operator's screens show about a run. `add` takes the items of its log in order."""
 
-    num_updates: int
-    """Updates that took at least one step."""
-    num_skipped: int
+    run: str | None = None
+    group: str | None = None
+    attempt: int | None = None
+    first_wall: float | None = None
+    last_wall: float | None = None
+    last_seq: int | None = None
+    num_events: int = 0
+    num_missing: int = 0
+    """Sequence numbers that no line has."""
+    num_dropped: int = 0
+    """Of these, the ones that the log itself reports as dropped."""
+    first_bad: BadLine | None = None
+    num_bad: int = 0
+    write_failure: Cited[EventsDropped] | None = None
+
+    started: RunStarted | None = None
+    ended: Cited[RunEnded] | None = None
+    round: int | None = None
+    last_round: Cited[BatchSummary] | None = None
+    trend: Cited[TrendDetected] | None = None
+    accuracies_pct: list[float] = field(default_factory=list)
+    """Mean over the envs, by completed round."""
+    returns: list[float] = field(default_factory=list)
+    """The same of the return."""
+
+    epochs: dict[int, Cited[EpochCompleted]] = field(default_factory=dict)
+    """The newest epoch of every env."""
+    actions: dict[int, ActionTaken] = field(default_factory=dict)
+    """The newest action in every env."""
+    blueprints: dict[str, BlueprintYield] = field(default_factory=dict)
+
+    num_updates: int = 0
+    """Policy updates that took at least one step."""
+    num_skipped_updates: int = 0
     """Updates skipped in a row, up to now."""
-    last: Cited[PPOUpdateCompleted] | None
-    updates: History[tuple[int, PPOUpdateCompleted]]
-    choices: Mapping[str, ChoiceStats]
-    """The newest counts, by head."""
+    last_update: Cited[PPOUpdateCompleted] | None = None
 
-
-class Safety(Part, frozen=True, kw_only=True):
-    """What went wrong, and what is still wrong."""
-
-    alarms: Mapping[tuple[str, int | None], Cited[AnomalyDetected]]
+    alarms: dict[tuple[str, int | None], Cited[AnomalyDetected]] = field(default_factory=dict)
     """Open alarms by metric and env; None stands for the policy."""
-    num_rollbacks: int
-    last_rollback: Cited[GovernorStateChanged] | None
-    suspicions: Mapping[tuple[int, int], Cited[RewardHackingSuspected]]
+    num_rollbacks: int = 0
+    last_rollback: Cited[GovernorStateChanged] | None = None
+    suspicions: dict[tuple[int, int], Cited[RewardHackingSuspected]] = field(default_factory=dict)
     """The worst of each suspected episode of the recent rounds, by round and env."""
-    workers: Mapping[int, Cited[WorkerStateChanged]]
+    workers: dict[int, Cited[WorkerStateChanged]] = field(default_factory=dict)
     """The newest state of every worker that ever changed it."""
-    notes: tuple[LoggedEvent, ...]
-    """Everything a person should have seen, newest last."""
+    warnings: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=NUM_WARNINGS))
+    """What a person should have seen, newest last."""
 
-
-class Machine(Part, frozen=True, kw_only=True):
-    """Checkpoints, time and memory."""
-
-    profile: Cited[ProfileMeasured] | None
-    saved: Cited[CheckpointRecorded] | None
-    save_failure: Cited[CheckpointRecorded] | None
+    profile: Cited[ProfileMeasured] | None = None
+    saved: Cited[CheckpointRecorded] | None = None
+    save_failure: Cited[CheckpointRecorded] | None = None
     """The newest failed save, until one succeeds again."""
 
+    def add(self, item: LogItem) -> None:
+        if isinstance(item, BadLine):
+            self.num_bad += 1
+            self.first_bad = self.first_bad or item
+            return
+        self.run, self.group, self.attempt = item.run, item.group, item.attempt
+        self.first_wall = item.wall if self.first_wall is None else self.first_wall
+        self.last_wall = item.wall
+        self.num_events += 1
+        self.num_missing += max(item.seq - (0 if self.last_seq is None else self.last_seq + 1), 0)
+        self.last_seq = item.seq
+        if item.severity in ATTENTION:
+            self.warnings.append(item)
+        self._apply(item)
 
-class RunView(Part, frozen=True, kw_only=True):
-    """Everything the operator's screens show about a run."""
+    def _apply(self, event: LoggedEvent) -> None:
+        match event.data:
+            case EpochCompleted() as data:
+                self.epochs[known(event.env)] = _cite(event, data)
+                self.round = event.round
+            case ActionTaken() as data:
+                self.actions[known(event.env)] = data
+            case SeedGerminated() as data:
+                self.blueprints.setdefault(data.blueprint, BlueprintYield()).num_germinated += 1
+            case SeedEnded() as data:
+                self._end_seed(data, fossil=event.type is TelemetryEventType.SEED_FOSSILIZED)
+            case BatchSummary() as data:
+                self.round, self.last_round = event.round, _cite(event, data)
+                self.accuracies_pct.append(data.accuracy_mean_pct)
+                self.returns.append(data.return_mean)
+            case PPOUpdateCompleted() as data:
+                self.num_updates += data.performed
+                self.num_skipped_updates = 0 if data.performed else self.num_skipped_updates + 1
+                self.last_update = _cite(event, data)
+            case TrendDetected() as data:
+                self.trend = _cite(event, data)
+            case ProfileMeasured() as data:
+                self.profile = _cite(event, data)
+            case AnomalyDetected() as data:
+                self.alarms.pop((data.metric, event.env), None)
+                if data.state != "cleared":
+                    self.alarms[data.metric, event.env] = _cite(event, data)
+            case RewardHackingSuspected() as data:
+                self._suspect(_cite(event, data))
+            case GovernorStateChanged(rolled_back=True) as data:
+                self.num_rollbacks += 1
+                self.last_rollback = _cite(event, data)
+            case WorkerStateChanged() as data:
+                self.workers[data.worker_id] = _cite(event, data)
+            case CheckpointRecorded(action="saved") as data:
+                self.saved, self.save_failure = _cite(event, data), None
+            case CheckpointRecorded(action="save_failed") as data:
+                self.save_failure = _cite(event, data)
+            case EventsDropped() as data:
+                self.num_dropped += sum(data.counts.values())
+                if data.reason == "write_failed":
+                    self.write_failure = _cite(event, data)
+            case RunStarted() as data:  # a resumed run is running again, with new workers
+                self.started, self.ended, self.workers = data, None, {}
+            case RunEnded() as data:
+                self.ended = _cite(event, data)
 
-    log: Log
-    progress: Progress
-    growth: Growth
-    policy: Policy
-    safety: Safety
-    machine: Machine
+    def _end_seed(self, data: SeedEnded, *, fossil: bool) -> None:
+        grown = self.blueprints.setdefault(data.blueprint, BlueprintYield())
+        if not fossil:
+            grown.num_pruned += 1
+            return
+        grown.num_fossilized += 1
+        if data.contribution_pp is not None:
+            grown.contributions_pp.append(data.contribution_pp)
+
+    def _suspect(self, cited: Cited[RewardHackingSuspected]) -> None:
+        newest = known(cited.round)
+        self.suspicions = {at: old for at, old in self.suspicions.items() if newest - at[0] < RECENT_ROUNDS}
+        key = (newest, known(cited.env))
+        before = self.suspicions.get(key)
+        if before is None or cited.severity is Severity.CRITICAL or before.severity is not Severity.CRITICAL:
+            self.suspicions[key] = cited
 
 
-EMPTY = RunView(
-    log=Log(
-        run=None,
-        group=None,
-        attempt=None,
-        first_wall=None,
-        last_wall=None,
-        last_seq=None,
-        num_events=0,
-        num_missing=0,
-        num_dropped=0,
-        first_bad=None,
-        num_bad=0,
-        write_failure=None,
-        problems=(),
-    ),
-    progress=Progress(
-        started=None,
-        ended=None,
-        round=None,
-        epoch=None,
-        last_round=None,
-        trend=None,
-        rounds=History(points=(), stride=1, num_seen=0),
-    ),
-    growth=Growth(envs={}, blueprints={}),
-    policy=Policy(
-        num_updates=0, num_skipped=0, last=None, updates=History(points=(), stride=1, num_seen=0), choices={}
-    ),
-    safety=Safety(alarms={}, num_rollbacks=0, last_rollback=None, suspicions={}, workers={}, notes=()),
-    machine=Machine(profile=None, saved=None, save_failure=None),
-)
+def read_view(items: Iterable[LogItem]) -> RunView:
+    """The view after all of these items."""
+    view = RunView()
+    for item in items:
+        view.add(item)
+    return view
+
+
+def known(number: int | None) -> int:
+    """An id of an event that the event's scope promises."""
+    assert number is not None, "the event's scope promises this id"
+    return number
+
+
+def _cite(event: LoggedEvent, data: Payload) -> Cited[Payload]:
+    return Cited(
+        seq=event.seq,
+        round=event.round,
+        env=event.env,
+        episode=event.episode,
+        epoch=event.epoch,
+        severity=event.severity,
+        data=data,
+    )

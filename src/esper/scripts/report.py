@@ -21,7 +21,7 @@ def report_command(
 ) -> None:
     """Write a report of a run as one HTML file that needs no network.
 
-    It shows the verdict, curves of accuracy, loss and return, accuracy against parameters, the lives of the seeds, the
+    It shows the verdict, curves of accuracy, loss and return, accuracy against parameters, the stages of the seeds, the
     health of the policy, every warning, whether the record is whole, and what is needed to repeat the run.
     """
     from esper.karn.replay import find_run

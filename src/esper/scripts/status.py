@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
-from rich.console import Console
 
 from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
 from esper.scripts.terminal import complain, json_ready, plain_console
 
 if TYPE_CHECKING:
-    from esper.karn.verdict import Verdict
+    from esper.karn.diagnosis import Diagnosis
     from esper.karn.view import RunView
+
+    Diagnoses = tuple[Diagnosis, ...]
 
 POLL_S = 0.5
 PATIENCE_S = 60.0
@@ -34,125 +36,87 @@ def status_command(
     the third what to do. All of it is computed from the event log; only the question whether the process is alive is
     put to the heartbeat file and the operating system. Watching a run cannot disturb it.
     """
-    from esper.karn.console import render_status
-
-    console = plain_console()
-    views = _views(run, wait=follow)
-    view, found = next(views)
-    if as_json:
-        print(json.dumps(json_ready(_facts(view, found)), indent=2, allow_nan=False))  # noqa: T201
-    elif not follow:
-        console.print(render_status(view, found))
-    elif console.is_terminal:
-        _follow_on_screen(console, view, found, views)
-    else:
-        _follow_in_lines(console, view, found, views)
-
-
-def _follow_in_lines(console: Console, view: RunView, found: Verdict, views: Iterator[tuple[RunView, Verdict]]) -> None:
-    """A line when a round is done or something else is the case, for a pipe or a file."""
-    from esper.karn.console import clean, render_line
-
-    line = ""
-    while True:
-        if (newest := render_line(view, found)) != line:
-            line = newest
-            console.print(f"{line} [{clean(found.why)}]", highlight=False, soft_wrap=True)
-        if _is_over(view, found):
-            return
-        time.sleep(POLL_S)
-        view, found = next(views)
-
-
-def _follow_on_screen(
-    console: Console, view: RunView, found: Verdict, views: Iterator[tuple[RunView, Verdict]]
-) -> None:
     from rich.live import Live
 
-    from esper.karn.console import render_status
+    from esper.karn.console import clean, render_line, render_status
 
-    with Live(render_status(view, found), console=console, auto_refresh=False, vertical_overflow="crop") as screen:
-        while not _is_over(view, found):
-            time.sleep(POLL_S)
-            view, found = next(views)
-            screen.update(render_status(view, found), refresh=True)
+    console = plain_console()
+    states = _watch(run, wait=follow)
+    if as_json:
+        print(json.dumps(json_ready(_facts(*next(states))), indent=2, allow_nan=False))  # noqa: T201
+    elif not follow:
+        console.print(render_status(*next(states)))
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as screen:
+            for view, found in _until_over(states):
+                screen.update(render_status(view, found), refresh=True)
+    else:  # a line when a round is done or something else is the case
+        line = ""
+        for view, found in _until_over(states):
+            if (newest := render_line(view, found[0])) != line:
+                line = newest
+                console.print(f"{line} [{clean(found[0].why)}]", highlight=False, soft_wrap=True)
 
 
-def _is_over(view: RunView, found: Verdict) -> bool:
-    """Nothing more will come: the log has its end, or the process that wrote it is gone."""
-    from esper.karn.finding import State
+def _until_over(states: Iterator[tuple[RunView, Diagnoses]]) -> Iterator[tuple[RunView, Diagnoses]]:
+    """Looks again and again until nothing more will come: the log has its end, or the process that wrote it is gone."""
+    from esper.karn.diagnosis import RunState
 
-    return view.progress.ended is not None or found.state is State.DIED
+    for view, found in states:
+        yield view, found
+        if view.ended is not None or found[0].state is RunState.DIED:
+            return
+        time.sleep(POLL_S)
 
 
-def _views(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Verdict]]:
-    """The run as it is whenever the next view is asked for.
+def _watch(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Diagnoses]]:
+    """The run as it is whenever the next state is asked for.
 
     Args:
         run: The run directory.
         wait: True to say so where nothing shows that anybody writes the run, and to give up after a while.
+
+    Raises:
+        ValueError: There has been neither an event nor a heartbeat for too long.
     """
-    from esper.karn.fold import fold_all
+    from esper.karn.diagnosis import diagnose
     from esper.karn.process import read_heartbeat
     from esper.karn.replay import Follower, find_run
-    from esper.karn.verdict import verdict
-    from esper.karn.view import EMPTY
+    from esper.karn.view import RunView
 
-    follower, view = Follower(find_run(run)), EMPTY
-    patience = _Patience(run) if wait else None
+    follower, view = Follower(find_run(run)), RunView()
+    waiting_since: float | None = None
     while True:
         batch = follower.poll()
-        view = fold_all(batch.items, EMPTY if batch.restarted else view)
-        wall = time.time()
+        if batch.restarted:
+            view = RunView()
+        for item in batch.items:
+            view.add(item)
+        wall, now = time.time(), time.monotonic()
         heartbeat = read_heartbeat(run, wall)
-        if patience is not None:
-            patience.look(view.log.num_events > 0 or heartbeat is not None)
-        yield view, verdict(view, heartbeat, wall, run_dir=run)
-
-
-class _Patience:
-    """Waits for a first sign of life: without an event or a heartbeat nobody can tell that the process is gone."""
-
-    def __init__(self, run: Path) -> None:
-        self._run = run
-        self._since: float | None = None
-
-    def look(self, alive: bool) -> None:
-        """Notes whether there is a sign; without one it says so first, and in the end stops.
-
-        Raises:
-            ValueError: There has been none for too long.
-        """
-        now = time.monotonic()
-        missing = f"{self._run} has no event ({EVENTS_FILE}) and no heartbeat ({STATUS_FILE})"
-        if alive:
-            self._since = None
-        elif self._since is None:
-            self._since = now
+        missing = f"{run} has no event ({EVENTS_FILE}) and no heartbeat ({STATUS_FILE})"
+        if not wait or view.num_events > 0 or heartbeat is not None:
+            waiting_since = None
+        elif waiting_since is None:
+            waiting_since = now
             complain(f"{missing} yet; waiting {PATIENCE_S:g} s for a process to write them")
-        elif now - self._since > PATIENCE_S:
+        elif now - waiting_since > PATIENCE_S:
             raise ValueError(f"{missing} after {PATIENCE_S:g} s: nobody writes this run. Start or resume it first")
+        yield view, diagnose(view, heartbeat, wall, run_dir=run)
 
 
-def _facts(view: RunView, found: Verdict) -> dict[str, object]:
-    last = view.progress.last_round
+def _facts(view: RunView, found: Diagnoses) -> dict[str, object]:
+    last = view.last_round
     return {
-        "run": view.log.run,
-        "group": view.log.group,
-        "attempt": view.log.attempt,
-        "state": found.state.value,
-        "severity": found.severity.value,
-        "now": found.now,
-        "why": found.why,
-        "next": found.next,
-        "findings": [
-            {"state": f.state.value, "severity": f.severity.value, "now": f.now, "why": f.why, "next": f.next}
-            for f in found.findings
-        ],
-        "round": view.progress.round,
-        "num_rounds_done": view.progress.rounds.num_seen,
-        "num_rounds": None if view.progress.started is None else view.progress.started.num_rounds,
+        "run": view.run,
+        "group": view.group,
+        "attempt": view.attempt,
+        **asdict(found[0]),
+        "findings": [asdict(one) for one in found],
+        "round": view.round,
+        "num_rounds_done": len(view.returns),
+        "num_rounds": None if view.started is None else view.started.num_rounds,
         "accuracy_mean_pct": None if last is None else last.data.accuracy_mean_pct,
         "return_mean": None if last is None else last.data.return_mean,
-        "num_events": view.log.num_events,
+        "num_events": view.num_events,
     }

@@ -1,11 +1,11 @@
-"""A run told in full: the lives of seeds, and everything a report counts."""
+"""A run in full: the stages of seeds, and everything a report counts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from esper.karn.history import RunHistory, SeedTimeline, StageSpan, read_history
 from esper.karn.replay import replay
-from esper.karn.story import SeedLife, Stay, Story, tell
 from esper.leyline import Severity
 from tests.karn.logs import (
     LogWriter,
@@ -21,8 +21,8 @@ from tests.karn.logs import (
 )
 
 
-def stays(life: SeedLife) -> list[tuple[str, int, int]]:
-    return [(stay.stage, stay.start, stay.stop) for stay in life.stays]
+def spans(seed: SeedTimeline) -> list[tuple[str, int, int]]:
+    return [(span.stage, span.start, span.stop) for span in seed.spans]
 
 
 def live(log: LogWriter, slot: str, moves: list[tuple[int, str]], *, env: int = 0, episode: int = 0) -> None:
@@ -42,8 +42,8 @@ def live(log: LogWriter, slot: str, moves: list[tuple[int, str]], *, env: int = 
         stage = target
 
 
-def read(folder: Path) -> Story:
-    return tell(replay(folder))
+def read(folder: Path) -> RunHistory:
+    return read_history(replay(folder))
 
 
 def test_a_seed_lives_through_its_stages_and_a_fossil_stays_to_the_end(tmp_path: Path) -> None:
@@ -54,19 +54,16 @@ def test_a_seed_lives_through_its_stages_and_a_fossil_stays_to_the_end(tmp_path:
     live(log, "r0c2", [(7, "GERMINATED"), (7, "TRAINING")])
     log.emit(T.EPISODE_COMPLETED, episode_completed(num_epochs=9), round=0, episode=0, env=0, epoch=8)
     fossil, pruned, alive = read(tmp_path).seeds
-    assert stays(fossil) == [
+    assert spans(fossil) == [
         ("GERMINATED", 0, 0),
         ("TRAINING", 0, 2),
         ("BLENDING", 2, 5),
         ("HOLDING", 5, 6),
         ("FOSSILIZED", 6, 9),
     ]
-    assert (fossil.fate, fossil.contribution_pp) == ("fossilized", 1.25)
     # What the slot does after the prune is no longer the seed's life.
-    assert stays(pruned) == [("GERMINATED", 1, 1), ("TRAINING", 1, 3), ("PRUNED", 3, 3)]
-    assert pruned.fate == "pruned"
-    assert stays(alive) == [("GERMINATED", 7, 7), ("TRAINING", 7, 9)]
-    assert alive.fate == "alive"
+    assert spans(pruned) == [("GERMINATED", 1, 1), ("TRAINING", 1, 3), ("PRUNED", 3, 3)]
+    assert spans(alive) == [("GERMINATED", 7, 7), ("TRAINING", 7, 9)]
 
 
 def test_an_episode_that_ends_ends_only_the_seeds_of_its_env(tmp_path: Path) -> None:
@@ -76,9 +73,9 @@ def test_an_episode_that_ends_ends_only_the_seeds_of_its_env(tmp_path: Path) -> 
     log.emit(T.EPISODE_COMPLETED, episode_completed(num_epochs=2), round=0, episode=0, env=0, epoch=1)
     live(log, "r0c0", [(0, "GERMINATED")], env=0, episode=1)
     first, other, second = read(tmp_path).seeds
-    assert first.stays[-1] == Stay(stage="TRAINING", start=1, stop=2)
-    assert other.stays[-1] == Stay(stage="TRAINING", start=1, stop=1)
-    assert (second.episode, second.fate) == (1, "alive")
+    assert first.spans[-1] == StageSpan(stage="TRAINING", start=1, stop=2)
+    assert other.spans[-1] == StageSpan(stage="TRAINING", start=1, stop=1)
+    assert second.episode == 1
 
 
 def test_seeds_of_an_episode_without_end_reach_to_its_newest_epoch(tmp_path: Path) -> None:
@@ -89,20 +86,19 @@ def test_seeds_of_an_episode_without_end_reach_to_its_newest_epoch(tmp_path: Pat
         log.emit(T.EPOCH_COMPLETED, epoch_completed(), round=0, episode=0, env=0, epoch=epoch)
     log.emit(T.EPOCH_COMPLETED, epoch_completed(), round=0, episode=0, env=1, epoch=0)
     first, other = read(tmp_path).seeds
-    assert first.stays[-1] == Stay(stage="TRAINING", start=1, stop=5)
-    assert other.stays[-1] == Stay(stage="GERMINATED", start=0, stop=1)
+    assert first.spans[-1] == StageSpan(stage="TRAINING", start=1, stop=5)
+    assert other.spans[-1] == StageSpan(stage="GERMINATED", start=0, stop=1)
 
 
 def test_everything_is_counted(tmp_path: Path) -> None:
     log = write_run(tmp_path, rounds=3)
     log.write(b"damage\n")
-    story = read(tmp_path)
-    assert [number for number, _ in story.rounds] == [0, 1, 2]
-    assert [number for number, _ in story.updates] == [0, 1, 2]
-    assert len(story.episodes) == 6
-    assert len(story.seeds) == 6
-    assert story.warnings == []
-    assert story.view.log.num_bad == 1
-    assert story.epochs_per_episode == 3
+    history = read(tmp_path)
+    assert [number for number, _ in history.rounds] == [0, 1, 2]
+    assert [number for number, _ in history.updates] == [0, 1, 2]
+    assert len(history.episodes) == 6
+    assert len(history.seeds) == 6
+    assert history.warnings == []
+    assert history.view.num_bad == 1
     seq = log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.WARNING, round=3)
     assert [event.seq for event in read(tmp_path).warnings] == [seq]
