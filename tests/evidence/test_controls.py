@@ -6,8 +6,8 @@ import pytest
 
 from esper.evidence.controls import CONTROL_WORLDS, still_frozen
 from esper.evidence.policies import Policy
+from esper.evidence.sandboxes import SANDBOXES
 from esper.scripts.evaluate import world_controls
-from esper.scripts.sandboxes import SANDBOXES
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import network_shape

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from esper.evidence.sandbox_training import context_of, make_learner, play_episodes
+from esper.evidence.sandboxes import Reward
 from esper.leyline import OPS, ActionOutcome, EpisodeSeed, EpochReport, ModelFileError, NumericFailure
-from esper.scripts.sandbox_loop import context_of, learner_in, run_episodes
-from esper.scripts.sandboxes import Reward
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_inputs import OP
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
@@ -23,7 +23,7 @@ SPEC = small_world()
 
 def next_round(learner: SimicClient, reward: Reward, episode: int) -> None:
     learner.accounts.reward = reward  # type: ignore[attr-defined]
-    run_episodes(SPEC, learner, reward, seeds(4, episode))
+    play_episodes(SPEC, learner, reward, seeds(4, episode))
 
 
 # ---- policies of other releases
@@ -48,7 +48,7 @@ def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(chan
     with pytest.raises(ModelFileError, match=f"{words}.*[Uu]se it with the release that made it, or train a new one"):
         FrozenPolicy(saved, context_of(SPEC), run_seed=0, greedy=True)
     with pytest.raises(ModelFileError, match=words):
-        learner_in(SPEC, saved, growth, run_seed=0)
+        make_learner(SPEC, saved, growth, run_seed=0)
 
 
 # ---- what the policy sees, draws and remembers
@@ -79,9 +79,9 @@ def test_the_policy_sees_what_its_last_step_changed() -> None:
 
 def test_a_learner_begins_every_round_without_a_memory_and_counts_its_rewards_once() -> None:
     agent = small_agent(SPEC)
-    learner = learner_in(SPEC, agent, growth, run_seed=0)
+    learner = make_learner(SPEC, agent, growth, run_seed=0)
     for episode in range(2):
-        run_episodes(SPEC, learner, growth, seeds(4, episode))
+        play_episodes(SPEC, learner, growth, seeds(4, episode))
         assert learner.buffer is not None
         rollout = learner.buffer.rollout()
         choice, values_B = agent.evaluate(rollout.inputs, rollout.actions_TNH)
@@ -96,8 +96,8 @@ def test_every_env_episode_and_step_has_draws_of_its_own() -> None:
     agent = small_agent(SPEC)
 
     def actions(starts: list[EpisodeSeed]) -> torch.Tensor:
-        learner = learner_in(SPEC, agent, growth, run_seed=0)
-        run_episodes(SPEC, learner, growth, starts)
+        learner = make_learner(SPEC, agent, growth, run_seed=0)
+        play_episodes(SPEC, learner, growth, starts)
         assert learner.buffer is not None
         return learner.buffer.actions_TNH.clone()
 
@@ -121,7 +121,7 @@ def broken_at(amount: float, env_id: int, epoch: int) -> Reward:
 @pytest.mark.parametrize("rounds_before", [0, 1])
 def test_a_reward_that_is_not_finite_ends_the_run_and_touches_nothing(amount: float, rounds_before: int) -> None:
     agent = small_agent(SPEC)
-    learner = learner_in(SPEC, agent, growth, run_seed=0)
+    learner = make_learner(SPEC, agent, growth, run_seed=0)
     for episode in range(rounds_before):
         next_round(learner, growth, episode)
         learner.update()
@@ -145,7 +145,7 @@ def spike_at(epoch: int, size: float) -> Reward:
 
 def test_limited_rewards_are_counted_by_round() -> None:
     agent = small_agent(SPEC)
-    learner = learner_in(SPEC, agent, growth, run_seed=0)
+    learner = make_learner(SPEC, agent, growth, run_seed=0)
     # A spike is in every tenth reward: about sqrt(10) times the root mean square of its own round, so it stays whole.
     counts = []
     for episode, reward in enumerate([spike_at(3, 50.0), spike_at(3, 1.0), spike_at(5, 500.0), spike_at(5, 1.0)]):
@@ -159,8 +159,8 @@ def test_a_lonely_spike_of_the_first_round_is_limited_and_counted() -> None:
         return 1000.0 if (after.env_id, after.epochs_done) == (0, 3) else 0.0
 
     agent = small_agent(SPEC)
-    learner = learner_in(SPEC, agent, reward, run_seed=0)
-    run_episodes(SPEC, learner, reward, seeds(16))
+    learner = make_learner(SPEC, agent, reward, run_seed=0)
+    play_episodes(SPEC, learner, reward, seeds(16))
     # One reward in 160: it is sqrt(160) = 12.6 times the root mean square.
     assert learner.update()["num_rewards_clipped"] == 1
     assert learner.buffer is not None

@@ -202,21 +202,20 @@ def world_controls() -> list[Check]:
     """Trains the agent in the two worlds. Takes a minute or two."""
     from esper.evidence.controls import CONTROL_WORLDS
     from esper.evidence.manifest import Check
-    from esper.scripts.sandbox_loop import oracle_play, train, unseen
-    from esper.scripts.sandboxes import SANDBOXES
+    from esper.evidence.sandbox_training import run_sandbox
+    from esper.evidence.sandboxes import SANDBOXES
 
     checks = []
     for name, world in CONTROL_WORLDS.items():
         (sandbox,) = (sandbox for sandbox in SANDBOXES if sandbox.name == world)
-        optimum = sandbox.measure(oracle_play(sandbox, unseen(0)))
-        reached = sandbox.measure(train(sandbox, run_seed=0))
+        result = run_sandbox(sandbox, run_seed=0)
         sign = ">=" if sandbox.higher_is_better else "<="
         checks.append(
             Check(
                 name=name,
-                passed=reached is not None and sandbox.passes(reached, optimum),
-                found=f"{sandbox.measured} {'not measured' if reached is None else f'{reached:.3f}'}",
-                limit=f"{sign} {sandbox.limit(optimum):.3f}",
+                passed=result.passed,
+                found=f"{sandbox.measured} {'not measured' if result.reached is None else f'{result.reached:.3f}'}",
+                limit=f"{sign} {sandbox.limit(result.optimum):.3f}",
             )
         )
     return checks

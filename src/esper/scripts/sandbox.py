@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -14,27 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from esper.leyline import record
-from esper.scripts.sandboxes import ABLATIONS, SANDBOXES, Sandbox
+from esper.evidence.sandboxes import ABLATIONS, SANDBOXES, Sandbox, SandboxResult
 from esper.scripts.terminal import plain_console
 
 CPU_BAR_S = 60.0
 """What an agent may take on one core of its own. More is shown, for on a shared core the same work takes longer."""
 CPU_LIMIT_S = 90.0
 """More than sharing explains."""
-
-
-@record
-class SandboxResult:
-    """One agent trained from nothing in one sandbox."""
-
-    run_seed: int
-    optimum: float | None
-    """The oracle's figure on the same episodes; None where an oracle has no such figure."""
-    random: float | None
-    reached: float | None
-    passed: bool
-    cpu_s: float
 
 
 def sandbox_command(
@@ -54,6 +39,8 @@ def sandbox_command(
     greedily on episodes it has not seen. Exit code 1 says that one of them did not reach its threshold, or took more
     than 90 s of processor time; more than 60 s are marked in the table.
     """
+    from esper.evidence.sandbox_training import run_sandbox
+
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
     chosen = [_ablated(sandbox, ablate) for sandbox in _choose(only)]
@@ -63,7 +50,7 @@ def sandbox_command(
         for sandbox in chosen:
             bar = progress.add_task(sandbox.name, total=seeds * (sandbox.first_rounds + sandbox.rounds))
             for run_seed in range(seeds):
-                result = _run(sandbox, run_seed, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
+                result = run_sandbox(sandbox, run_seed, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
                 results[sandbox.name].append(result)
                 # Also beside a bar: whoever stops the command keeps what is done.
                 console.print(_line(sandbox, result), highlight=False)
@@ -90,24 +77,6 @@ def _ablated(sandbox: Sandbox, name: str | None) -> Sandbox:
     if name not in ABLATIONS:
         raise ValueError(f"unknown ablation {name!r}. Known: {', '.join(ABLATIONS)}")
     return replace(sandbox, config=ABLATIONS[name](sandbox.config))
-
-
-def _run(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> SandboxResult:
-    from esper.scripts.sandbox_loop import oracle_play, random_play, train, unseen
-
-    episodes = unseen(run_seed)
-    optimum = sandbox.measure(oracle_play(sandbox, episodes))
-    chance = sandbox.measure(random_play(sandbox, episodes))
-    start = time.process_time()
-    reached = sandbox.measure(train(sandbox, run_seed=run_seed, after_round=after_round))
-    return SandboxResult(
-        run_seed=run_seed,
-        optimum=optimum,
-        random=chance,
-        reached=reached,
-        passed=reached is not None and sandbox.passes(reached, optimum),
-        cpu_s=time.process_time() - start,
-    )
 
 
 def _progress(console: Console) -> Progress:

@@ -7,9 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from esper.evidence.sandbox_training import make_learner, play_episodes
+from esper.evidence.sandboxes import Reward
 from esper.leyline import ActionOutcome, EpochReport
-from esper.scripts.sandbox_loop import learner_in, run_episodes
-from esper.scripts.sandboxes import Reward
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
@@ -33,8 +33,8 @@ def play_round(
     agent: PPOAgent, spec: SimulationSpec, *, envs: int = 4, episode: int = 0, reward: Reward = growth
 ) -> SimicClient:
     """Lives one round; what happened is in the learner's buffer, nothing was learned yet."""
-    learner = learner_in(spec, agent, reward, run_seed=agent.run_seed)
-    run_episodes(spec, learner, reward, seeds(envs, episode, agent.run_seed))
+    learner = make_learner(spec, agent, reward, run_seed=agent.run_seed)
+    play_episodes(spec, learner, reward, seeds(envs, episode, agent.run_seed))
     return learner
 
 

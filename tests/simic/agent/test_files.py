@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from esper.evidence.sandbox_training import make_learner, play_episodes
 from esper.leyline import ModelFileError
-from esper.scripts.sandbox_loop import learner_in, run_episodes
 from esper.simic.agent.files import FACTS_FILE, OPTIMIZER_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
@@ -21,9 +21,9 @@ SPEC = small_world()
 
 
 def next_round(agent: PPOAgent, scale: dict[str, float]) -> PPOUpdateMetrics:
-    learner = learner_in(SPEC, agent, growth, run_seed=agent.run_seed)
+    learner = make_learner(SPEC, agent, growth, run_seed=agent.run_seed)
     learner.scale.load_state_dict(scale)
-    run_episodes(SPEC, learner, growth, seeds(4, episode=7, run_seed=agent.run_seed))
+    play_episodes(SPEC, learner, growth, seeds(4, episode=7, run_seed=agent.run_seed))
     return learner.update()
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.evidence.sandbox_training import context_of, play_episodes
 from esper.leyline import LifecycleOp
-from esper.scripts.sandbox_loop import context_of, run_episodes
 from esper.simic.agent.recurrence import unroll, zero_state
 from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks, make_cards
 from esper.simic.agent.tamiyo_network import EMBEDDING, ColumnNorm
@@ -147,7 +147,7 @@ def test_a_policy_made_for_three_slots_runs_and_learns_with_others(num_slots: in
     other = replace(other, blueprints=(*other.blueprints, stranger))
     for greedy in (True, False):
         policy = FrozenPolicy(agent, context_of(other), run_seed=0, greedy=greedy)
-        assert len(run_episodes(other, policy, growth, seeds(4))) == 4
+        assert len(play_episodes(other, policy, growth, seeds(4))) == 4
     assert play_round(agent, other).update()["performed"]
 
 

@@ -29,7 +29,7 @@ class SimulatedWorker:
 
     def __init__(self, spec: SimulationSpec) -> None:
         self.spec = spec
-        self.layout = spec.layout
+        self.layout, self.lifecycle = spec.layout, spec.lifecycle
         self._envs: dict[int, SimulatedEnv] = {}
         self._taken: dict[int, list[ActionSpec]] = {}
 

@@ -9,23 +9,23 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, wait
-from esper.scripts import sandbox as command
-from esper.scripts import sandbox_loop
-from esper.scripts.cli import main
-from esper.scripts.sandbox_loop import (
-    ScriptPolicy,
+from esper.evidence import sandbox_training
+from esper.evidence.sandbox_training import (
+    RulePolicy,
     context_of,
     episode_seeds,
-    judge,
-    learner_in,
+    evaluate,
+    make_learner,
     oracle_play,
+    play_episodes,
     random_play,
-    run_episodes,
     train,
-    unseen,
+    unseen_seeds,
 )
-from esper.scripts.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, grow_one
+from esper.evidence.sandboxes import ABLATIONS, NUM_ENVS, SANDBOXES, Sandbox, SandboxResult, grow_one
+from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, wait
+from esper.scripts import sandbox as command
+from esper.scripts.cli import main
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
@@ -41,7 +41,7 @@ def shortened(name: str, rounds: int) -> Sandbox:
 
 @pytest.mark.parametrize("name", [sandbox.name for sandbox in SANDBOXES if sandbox.higher_is_better])
 def test_the_oracle_passes_and_chance_does_not(name: str) -> None:
-    sandbox, episodes = BY_NAME[name], unseen(run_seed=0)
+    sandbox, episodes = BY_NAME[name], unseen_seeds(run_seed=0)
     optimum = sandbox.measure(oracle_play(sandbox, episodes))
     chance = sandbox.measure(random_play(sandbox, episodes))
     assert optimum is not None
@@ -55,8 +55,8 @@ def test_no_other_single_seed_beats_the_oracle_beside_a_decoy() -> None:
     names, slots = sandbox.world.layout.blueprints, sandbox.world.slot_ids
     rules = [grow_one(name, slot, epoch) for name in names for slot in slots for epoch in range(12)]
     seeds = [EpisodeSeed(env_id=env, episode=0, run_seed=0) for env in range(len(rules))]
-    policy = ScriptPolicy(lambda report, masks: rules[report.env_id](report, masks))
-    totals = [episode.total for episode in run_episodes(sandbox.world, policy, sandbox.reward, seeds)]
+    policy = RulePolicy(lambda report, masks: rules[report.env_id](report, masks))
+    totals = [episode.total for episode in play_episodes(sandbox.world, policy, sandbox.reward, seeds)]
     optimum = oracle_play(sandbox, seeds[:1]).episodes[0].total
     assert max(totals) == optimum
     assert sorted({round(total, 2) for total in totals})[-2] < optimum
@@ -80,7 +80,7 @@ def test_when_the_cue_is_needed_nothing_that_is_seen_tells_it_any_more() -> None
     sandbox = BY_NAME["cue"]
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=0)
     watcher = Waiting(agent, context_of(sandbox.world), run_seed=0, greedy=True)
-    run_episodes(sandbox.world, watcher, sandbox.reward, unseen(run_seed=0))
+    play_episodes(sandbox.world, watcher, sandbox.reward, unseen_seeds(run_seed=0))
     assert len({tuple(row) for row in watcher.seen[0][0]}) == 3, "the cue is seen at the start"
     for obs, slots in watcher.seen[8:]:
         assert all(row == obs[0] for row in obs)
@@ -98,16 +98,16 @@ def test_where_nothing_helps_the_agent_learns_to_wait() -> None:
 def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstrapped(bootstrapped: bool) -> None:
     sandbox = shortened("constant", 12)
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=0)
-    learner = learner_in(sandbox.world, agent, sandbox.reward, run_seed=0)
+    learner = make_learner(sandbox.world, agent, sandbox.reward, run_seed=0)
     for number in range(sandbox.rounds):
-        run_episodes(sandbox.world, learner, sandbox.reward, episode_seeds(0, number))
+        play_episodes(sandbox.world, learner, sandbox.reward, episode_seeds(0, number, NUM_ENVS))
         assert learner.buffer is not None
         if bootstrapped:
             learner.buffer.terminated_TN[-1] = False
             learner.buffer.truncated_TN[-1] = True
             learner.buffer.bootstraps_TN[-1] = learner.buffer.values_TN[-1]
         learner.update()
-    error = judge(sandbox, learner).value_error
+    error = evaluate(sandbox, learner).value_error
     assert error is not None
     assert sandbox.passes(error, None) is not bootstrapped
 
@@ -115,7 +115,7 @@ def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstra
 def test_a_world_that_changes_gives_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = replace(shortened("recover", 1), first_rounds=2)
     learners: list[SimicClient] = []
-    monkeypatch.setattr(sandbox_loop, "judge", lambda sandbox, learner: learners.append(learner))
+    monkeypatch.setattr(sandbox_training, "evaluate", lambda sandbox, learner: learners.append(learner))
     train(sandbox, run_seed=0)
     steps_of_a_round = NUM_ENVS * sandbox.world.horizon
     assert learners[0].agent.env_steps == 3 * steps_of_a_round
@@ -138,10 +138,8 @@ def test_the_command_tells_what_was_reached_and_fails_if_that_is_too_little(
     assert "unknown sandbox 'decoi'. Known: decoy, cue_blind" in capsys.readouterr().err
 
 
-def result(run_seed: int, cpu_s: float = 10.0) -> command.SandboxResult:
-    return command.SandboxResult(
-        run_seed=run_seed, optimum=1.0, random=0.0, reached=0.75 + run_seed, passed=True, cpu_s=cpu_s
-    )
+def result(run_seed: int, cpu_s: float = 10.0) -> SandboxResult:
+    return SandboxResult(run_seed=run_seed, optimum=1.0, random=0.0, reached=0.75 + run_seed, passed=True, cpu_s=cpu_s)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def result(run_seed: int, cpu_s: float = 10.0) -> command.SandboxResult:
 def test_an_agent_that_takes_long_is_marked_and_one_that_takes_too_long_fails(
     cpu_s: float, words: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed, cpu_s))
+    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: result(run_seed, cpu_s))
     if code:
         with pytest.raises(SystemExit) as stopped:
             main(["sandbox", "--seeds", "1", "--only", "coin"])
@@ -169,7 +167,9 @@ def test_an_agent_that_takes_long_is_marked_and_one_that_takes_too_long_fails(
 def test_the_table_shows_the_lowest_and_the_highest_agent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result((run_seed + 1) % 3))
+    monkeypatch.setattr(
+        sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: result((run_seed + 1) % 3)
+    )
     main(["sandbox", "--seeds", "3", "--only", "coin"])
     assert "0.75 to 2.75" in capsys.readouterr().out
     main(["sandbox", "--seeds", "1", "--only", "coin"])
@@ -177,7 +177,7 @@ def test_the_table_shows_the_lowest_and_the_highest_agent(
     assert "1.75" in told
     assert " to " not in told
     nothing = replace(result(0), reached=None)
-    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: nothing)
+    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: nothing)
     main(["sandbox", "--seeds", "2", "--only", "coin"])
     assert "coin 0: -, passed" in capsys.readouterr().out
 
@@ -185,7 +185,7 @@ def test_the_table_shows_the_lowest_and_the_highest_agent(
 def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     low = replace(result(0), reached=-4.65, random=-0.001)
     agents = {0: low, 1: result(1, cpu_s=72.0)}
-    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: agents[run_seed])
+    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: agents[run_seed])
     monkeypatch.setenv("COLUMNS", "80")
     main(["sandbox", "--seeds", "2"])
     told = capsys.readouterr().out
@@ -196,7 +196,7 @@ def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(command, "_run", lambda sandbox, run_seed, after_round: result(run_seed))
+    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: result(run_seed))
     with pytest.raises(SystemExit) as stopped:
         main(["sandbox", "--only"])
     assert stopped.value.code == 2
@@ -210,12 +210,12 @@ def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_whoever_stops_the_command_keeps_what_is_done(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def second_is_stopped(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> command.SandboxResult:
+    def second_is_stopped(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> SandboxResult:
         if run_seed == 1:
             raise KeyboardInterrupt
         return result(run_seed)
 
-    monkeypatch.setattr(command, "_run", second_is_stopped)
+    monkeypatch.setattr(sandbox_training, "run_sandbox", second_is_stopped)
     monkeypatch.setattr(command, "Console", partial(Console, force_terminal=terminal, width=200))
     with pytest.raises(SystemExit) as stopped:
         main(["sandbox", "--seeds", "2", "--only", "coin"])
@@ -228,11 +228,11 @@ def test_the_command_takes_an_ingredient_away(
 ) -> None:
     ran: list[PPOConfig] = []
 
-    def note(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> command.SandboxResult:
+    def note(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> SandboxResult:
         ran.append(sandbox.config)
-        return command.SandboxResult(run_seed=0, optimum=1.0, random=0.0, reached=1.0, passed=True, cpu_s=0.0)
+        return SandboxResult(run_seed=0, optimum=1.0, random=0.0, reached=1.0, passed=True, cpu_s=0.0)
 
-    monkeypatch.setattr(command, "_run", note)
+    monkeypatch.setattr(sandbox_training, "run_sandbox", note)
     for name in ABLATIONS:
         main(["sandbox", "--seeds", "1", "--only", "coin", "--ablate", name])
     main(["sandbox", "--seeds", "1", "--only", "coin"])
@@ -249,7 +249,7 @@ def test_the_command_takes_an_ingredient_away(
 
 def trained(sandbox: Sandbox, run_seed: int) -> tuple[float, bool]:
     """What an agent reaches, and whether that is enough."""
-    optimum = sandbox.measure(oracle_play(sandbox, unseen(run_seed)))
+    optimum = sandbox.measure(oracle_play(sandbox, unseen_seeds(run_seed)))
     reached = sandbox.measure(train(sandbox, run_seed=run_seed))
     assert reached is not None
     return reached, sandbox.passes(reached, optimum)

@@ -87,6 +87,20 @@ class Sandbox:
         return reached >= limit if self.higher_is_better else reached <= limit
 
 
+@record
+class SandboxResult:
+    """One agent trained from scratch in one sandbox."""
+
+    run_seed: int
+    optimum: float | None
+    """The oracle's figure on the same episodes; None where an oracle has no such figure."""
+    random: float | None
+    reached: float | None
+    passed: bool
+    cpu_s: float
+    """Of training and evaluation."""
+
+
 # ---- rewards
 
 

@@ -1,0 +1,222 @@
+"""Runs controllers and trains agents in the sandboxes: real masks, features, sampling and updates, a simulated host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from esper.evidence.sandboxes import NUM_ENVS, Episode, Played, Reward, Rule, Sandbox, SandboxResult
+from esper.leyline import (
+    ActionExecutionResult,
+    ActionOutcome,
+    ActionSpec,
+    EpisodeCompleted,
+    EpisodeSeed,
+    EpochReport,
+    LifecycleOp,
+    PolicyProtocol,
+    SeedStage,
+)
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import FrozenPolicy, SimicClient, network_shape
+from esper.simic.control.normalization import RewardNormalizer
+from esper.simic.rewards import RewardComponentsTelemetry
+from esper.simic.training.episode_rewards import StepAccount
+from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
+from esper.tamiyo.chance import RandomController
+from esper.tamiyo.features import FeatureContext
+from esper.tamiyo.simulation import SimulatedWorker, SimulationSpec
+from esper.tamiyo.situation import Setting
+from esper.tolaria.engine import Beat
+from esper.tolaria.pool import EnginePool
+
+TEST_EPISODE = 1_000_000
+"""Training episodes are numbered by round; test episodes lie far beyond."""
+NUM_TEST_ENVS = 64
+
+
+def unseen_seeds(run_seed: int) -> tuple[EpisodeSeed, ...]:
+    """Episodes that no training reaches."""
+    return episode_seeds(run_seed, TEST_EPISODE, NUM_TEST_ENVS)
+
+
+def build_simulated_worker(spec: SimulationSpec, beat: Beat) -> SimulatedWorker:
+    """A worker for the pool; its steps are too short for a heartbeat."""
+    return SimulatedWorker(spec)
+
+
+def play_episodes(
+    world: SimulationSpec, policy: PolicyProtocol, reward: Reward, seeds: Sequence[EpisodeSeed]
+) -> tuple[Episode, ...]:
+    """Runs one episode per seed."""
+    log = _EpisodeLog(reward)
+    with EnginePool(build_simulated_worker, world) as pool:
+        final = run_episodes(pool, policy, seeds, world.horizon, [log])
+    return tuple(
+        Episode(
+            total=total,
+            kept=tuple(str(slot.blueprint) for slot in report.slots if slot.stage is SeedStage.FOSSILIZED),
+            num_germinated=count,
+        )
+        for total, report, count in zip(log.totals, final.reports, log.num_germinated, strict=True)
+    )
+
+
+class _EpisodeLog(StepObserver):
+    """Return and germinations of every env."""
+
+    def __init__(self, reward: Reward) -> None:
+        self._reward = reward
+
+    def reset(self, state: ActionExecutionResult) -> None:
+        self.totals = [0.0] * len(state.reports)
+        self.num_germinated = [0] * len(state.reports)
+
+    def stored(self, before: ActionExecutionResult, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
+        rows = zip(before.reports, after.outcomes, after.reports, strict=True)
+        for env, (earlier, outcome, later) in enumerate(rows):
+            self.totals[env] += 0.0 if earlier.terminal else self._reward(earlier, outcome, later)
+            self.num_germinated[env] += outcome.op is LifecycleOp.GERMINATE
+
+
+class SandboxAccounts:
+    """The reward of a sandbox as a client asks for it: one amount per step, no episode totals."""
+
+    def __init__(self, reward: Reward) -> None:
+        self.reward = reward
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Nothing is carried from step to step."""
+
+    def compute(self, env: int, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> StepAccount:
+        """The reward of one transition."""
+        paid = RewardComponentsTelemetry(amounts={"reward": self.reward(before, outcome, after)})
+        return StepAccount(components=paid, suspicions=())
+
+    def book(self, before: ActionExecutionResult, after: ActionExecutionResult) -> tuple[StepAccount | None, ...]:
+        """The rewards of one step; None where the episode was over before it."""
+        rows = zip(before.reports, after.outcomes, after.reports, strict=True)
+        return tuple(
+            None if earlier.terminal else self.compute(env, earlier, outcome, later)
+            for env, (earlier, outcome, later) in enumerate(rows)
+        )
+
+    def episodes(self) -> tuple[EpisodeCompleted, ...]:
+        """None: `play_episodes` counts them."""
+        return ()
+
+
+class RulePolicy:
+    """Follows a rule on each env's report and masks."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Nothing to remember."""
+
+    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
+        return [self.rule(report, masks) for report, masks in zip(state.reports, state.post_action_masks, strict=True)]
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        """Nothing to remember."""
+
+
+def context_of(world: SimulationSpec) -> FeatureContext:
+    """The layout and scale of a world, for an agent's features."""
+    return FeatureContext(layout=world.layout, lifecycle=world.lifecycle, num_classes=world.num_classes)
+
+
+def make_learner(
+    world: SimulationSpec, agent: PPOAgent, reward: Reward, *, run_seed: int, scale: RewardNormalizer | None = None
+) -> SimicClient:
+    """A client that trains the agent in a world, with the reward scale of earlier training if there was any."""
+    return SimicClient(
+        agent,
+        context_of(world),
+        SandboxAccounts(reward),
+        RewardNormalizer() if scale is None else scale,
+        horizon=world.horizon,
+        run_seed=run_seed,
+    )
+
+
+# ---- one sandbox
+
+
+def run_sandbox(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None] = lambda: None) -> SandboxResult:
+    """Trains an agent and compares it with the oracle and with random actions on the same unseen episodes."""
+    seeds = unseen_seeds(run_seed)
+    optimum = sandbox.measure(oracle_play(sandbox, seeds))
+    random = sandbox.measure(random_play(sandbox, seeds))
+    start = time.process_time()
+    reached = sandbox.measure(train(sandbox, run_seed=run_seed, after_round=after_round))
+    return SandboxResult(
+        run_seed=run_seed,
+        optimum=optimum,
+        random=random,
+        reached=reached,
+        passed=reached is not None and sandbox.passes(reached, optimum),
+        cpu_s=time.process_time() - start,
+    )
+
+
+def oracle_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed]) -> Played:
+    """What is possible on these episodes."""
+    episodes = play_episodes(sandbox.world, RulePolicy(sandbox.oracle()), sandbox.reward, seeds)
+    return Played(episodes=episodes, value_error=None)
+
+
+def random_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed]) -> Played:
+    """What random actions reach on these episodes."""
+    setting = Setting(layout=sandbox.world.layout, lifecycle=sandbox.world.lifecycle, run_seed=seeds[0].run_seed)
+    return Played(
+        episodes=play_episodes(sandbox.world, RandomController(setting), sandbox.reward, seeds), value_error=None
+    )
+
+
+def train(sandbox: Sandbox, *, run_seed: int, after_round: Callable[[], None] = lambda: None) -> Played:
+    """Trains an agent from scratch, then evaluates it greedily on episodes it has not seen."""
+    agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=run_seed)
+    scale = RewardNormalizer()
+    if sandbox.first_world is not None:
+        first = make_learner(sandbox.first_world, agent, sandbox.reward, run_seed=run_seed, scale=scale)
+        _learn(first, sandbox.first_world, sandbox.reward, range(sandbox.first_rounds), after_round)
+    # The world changes without notice, so the agent and its reward scale carry over.
+    learner = make_learner(sandbox.world, agent, sandbox.reward, run_seed=run_seed, scale=scale)
+    rounds = range(sandbox.first_rounds, sandbox.first_rounds + sandbox.rounds)
+    _learn(learner, sandbox.world, sandbox.reward, rounds, after_round)
+    return evaluate(sandbox, learner)
+
+
+def _learn(
+    learner: SimicClient, world: SimulationSpec, reward: Reward, rounds: range, after_round: Callable[[], None]
+) -> None:
+    for number in rounds:
+        play_episodes(world, learner, reward, episode_seeds(learner.run_seed, number, NUM_ENVS))
+        learner.update()
+        after_round()
+
+
+def evaluate(sandbox: Sandbox, learner: SimicClient) -> Played:
+    """Plays greedily, and once more as in training to compare values with returns."""
+    seeds = unseen_seeds(learner.run_seed)
+    greedy = FrozenPolicy(learner.agent, context_of(sandbox.world), run_seed=learner.run_seed, greedy=True)
+    episodes = play_episodes(sandbox.world, greedy, sandbox.reward, seeds)
+    play_episodes(sandbox.world, learner, sandbox.reward, seeds[:NUM_ENVS])
+    return Played(episodes=episodes, value_error=_value_error(learner))
+
+
+def _value_error(learner: SimicClient) -> float | None:
+    """RMSE of the values of the last round, as a share of the mean return at the start; None if that is zero."""
+    assert learner.buffer is not None
+    rollout, gamma = learner.buffer.rollout(), learner.agent.config.gamma
+    returns_TN, following_N = torch.zeros_like(rollout.rewards_TN), torch.zeros_like(rollout.rewards_TN[0])
+    for step in reversed(range(len(returns_TN))):
+        following_N = rollout.rewards_TN[step] + gamma * following_N
+        returns_TN[step] = following_N
+    error = (rollout.values_TN - returns_TN)[rollout.valid_TN].square().mean().sqrt()
+    start = float(returns_TN[0].abs().mean())
+    return float(error) / start if start > 0.0 else None
