@@ -19,8 +19,6 @@ from esper.simic.rewards import (
 from esper.tamiyo.simulation import SimulationSpec
 from tests.fakes import Step, play, script_chooser
 
-LOSS_FLOOR = 0.2
-
 
 def waiting_curve(spec: SimulationSpec) -> tuple[float, ...]:
     """Points of a host that only waits, after 0, 1, ... T epochs."""
@@ -38,24 +36,20 @@ def make_config(
 ) -> RewardConfig:
     """A calibrated configuration.
 
-    The loss of a simulated world is a straight line in its accuracy, so with a floor of `LOSS_FLOOR` nats loss points
-    are accuracy points on a longer scale; floor, ceiling and reference are mapped alike.
+    The loss of a simulated world is a straight line in its accuracy, so loss points are accuracy points.
     """
-    loss_ref = math.log(spec.num_classes)
-    scale = loss_ref / (loss_ref - LOSS_FLOOR) if family == "loss" else 1.0
-    curve = tuple(scale * points for points in waiting_curve(spec))
+    curve = waiting_curve(spec)
     return RewardConfig(
         horizon=spec.horizon,
         gamma=gamma,
         calibration=Calibration(
             family=family,
             floor=curve[-1],
-            ceiling=curve[-1] + scale * span,
+            ceiling=curve[-1] + span,
             reference=curve if reference else None,
         ),
         lifecycle=spec.lifecycle,
-        loss_ref=loss_ref,
-        loss_floor=LOSS_FLOOR,
+        loss_ref=math.log(spec.num_classes),
         weights=weights or RewardWeights(),
     )
 

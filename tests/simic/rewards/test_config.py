@@ -82,7 +82,7 @@ def test_an_unknown_mode_is_answered_with_the_known_ones() -> None:
         ({"horizon": 0}, "horizon must be at least 1"),
         ({"gamma": 0.0}, r"gamma must be in \(0, 1\], got 0.0"),
         ({"gamma": 1.01}, "gamma"),
-        ({"loss_floor": 5.0}, "loss_floor must lie below"),
+        ({"loss_ref": 0.0}, "loss_ref must be above 0"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, float], message: str) -> None:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from esper.leyline import ActionOutcome, CoalitionTable, EpochReport
 from esper.simic.rewards import MODES, RewardConfig, open_ledger
-from esper.simic.rewards.families import coalition_points, committed_points
+from esper.simic.rewards.families import coalition_points, committed_points, loss_points
 from esper.simic.rewards.ledger import advance_ledger
-from esper.simic.rewards.loss import loss_points
 from tests.fakes import Step, world
 from tests.simic.rewards.pricing import ledgers, make_config, price, wait_steps
 from tests.simic.rewards.strategies import Episode, episodes
@@ -30,15 +29,14 @@ def loss_config() -> RewardConfig:
 @given(LOSSES, LOSSES)
 def test_a_lower_loss_is_worth_more_points(one: float, two: float) -> None:
     low, high = sorted((one, two))
-    assert loss_points(low, loss_config()) >= loss_points(high, loss_config())
-    assert loss_points(high, loss_config()) >= -100.0 * math.log(10) / (math.log(10) - 0.2) - 1e-9
+    assert loss_points(low, math.log(10)) >= loss_points(high, math.log(10)) >= -100.0
 
 
-def test_loss_points_run_from_knowing_nothing_to_the_floor() -> None:
-    config = loss_config()
-    assert loss_points(config.loss_ref, config) == 0.0
-    assert loss_points(config.loss_floor, config) == pytest.approx(100.0)
-    assert loss_points(1000.0, config) == loss_points(2.0 * config.loss_ref, config)
+def test_loss_points_run_from_a_uniform_guess_to_no_loss() -> None:
+    uniform = math.log(10)
+    assert loss_points(uniform, uniform) == 0.0
+    assert loss_points(0.0, uniform) == 100.0
+    assert loss_points(1000.0, uniform) == loss_points(2.0 * uniform, uniform) == -100.0
 
 
 @given(st.floats(0.0, 3.0), st.floats(0.0, 3.0))

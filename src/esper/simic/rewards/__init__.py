@@ -5,7 +5,7 @@ from esper.simic.rewards.modes import DEFAULT_MODE, MODES, RewardMode, check_mod
 from esper.simic.rewards.suspicion import HackingSuspicion, suspicions
 from esper.simic.rewards.types import (
     FAMILY_NAMES,
-    LEAST_OF_THE_END,
+    MIN_TERMINAL_DISCOUNT,
     Calibration,
     Ledger,
     RewardComponentsTelemetry,
@@ -21,7 +21,7 @@ from esper.simic.rewards.types import (
 __all__ = [
     "DEFAULT_MODE",
     "FAMILY_NAMES",
-    "LEAST_OF_THE_END",
+    "MIN_TERMINAL_DISCOUNT",
     "MODES",
     "Calibration",
     "HackingSuspicion",

@@ -117,9 +117,7 @@ class RewardConfig:
     calibration: Calibration
     lifecycle: LifecycleConfig
     loss_ref: float
-    """Loss of knowing nothing, ln(classes or vocabulary)."""
-    loss_floor: float = 0.0
-    """Loss that nobody can go below; scores 100 points."""
+    """Loss of a uniform guess, ln(classes or vocabulary)."""
     weights: RewardWeights = RewardWeights()
 
     def __post_init__(self) -> None:
@@ -127,8 +125,8 @@ class RewardConfig:
             raise ValueError(f"horizon must be at least 1 epoch, got {self.horizon}")
         if not 0.0 < self.gamma <= 1.0:
             raise ValueError(f"gamma must be in (0, 1], got {self.gamma}")
-        if not self.loss_floor < self.loss_ref:
-            raise ValueError(f"loss_floor must lie below loss_ref ({self.loss_ref}), got {self.loss_floor}")
+        if not self.loss_ref > 0.0:
+            raise ValueError(f"loss_ref must be above 0, got {self.loss_ref}")
         reference = self.calibration.reference
         if reference is not None and len(reference) != self.horizon + 1:
             raise ValueError(
@@ -142,13 +140,12 @@ class RewardConfig:
         return None if reference is None else reference[epochs_done]
 
 
-LEAST_OF_THE_END = 0.7
-"""What gamma ** horizon should leave of a reward at the end of an episode. With less, growing late beats growing early
-only because costs can be postponed."""
+MIN_TERMINAL_DISCOUNT = 0.7
+"""Least gamma ** horizon. Below it, growing late beats growing early only because costs can be postponed."""
 
 
 def default_gamma(horizon: int) -> float:
-    """A discount that leaves at least that much of the end."""
+    """A discount that keeps gamma ** horizon at or above MIN_TERMINAL_DISCOUNT."""
     return 0.995 if horizon <= 70 else 1.0 - 0.35 / horizon
 
 

@@ -25,6 +25,7 @@ from esper.leyline import (
     solo,
 )
 from esper.runtime.tasks import TaskSpec
+from esper.simic.rewards.families import family_points
 from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
 from esper.simic.training.batch_ops import book_validation, collect_gradient_telemetry_for_batch, process_val_batch
 from esper.simic.training.env_telemetry import governor_event
@@ -48,11 +49,8 @@ def process_fused_val_batch(env: ParallelEnvState, batch: Batch) -> None:
 
 
 def points(task: TaskSpec, table: CoalitionTable) -> Mapping[int, float]:
-    """Results in points, larger is better: accuracy, or the way from the loss of knowing nothing to none."""
-    if task.metric == "accuracy":
-        return table.accuracy_pct
-    chance = task.chance_loss
-    return {mask: 100.0 * (chance - min(loss, 2 * chance)) / chance for mask, loss in table.loss.items()}
+    """Points of every measured coalition, in the task's metric."""
+    return family_points(table, "loss" if task.metric == "loss" else "contribution", task.chance_loss)
 
 
 def attribute(table: CoalitionTable, values: Mapping[int, float]) -> dict[str, Attribution]:

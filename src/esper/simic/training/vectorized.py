@@ -26,7 +26,7 @@ from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, overrid
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient, SimicClient, StepFacts, network_shape
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.rewards import LEAST_OF_THE_END, Calibration, default_gamma
+from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
 from esper.simic.run.run_dir import RunDir
@@ -347,9 +347,9 @@ def _client(
 
 def _warn_of_short_sight(gamma: float, horizon: int) -> None:
     left = gamma**horizon
-    if left < LEAST_OF_THE_END:
+    if left < MIN_TERMINAL_DISCOUNT:
         complain(
             f"gamma {gamma:g} over episodes of T = {horizon} epochs leaves gamma ** T = {left:.2f} of what is paid at "
-            f"the end; below {LEAST_OF_THE_END} growing late pays only because costs are put off. Leave --gamma out, "
-            f"or use {default_gamma(horizon):.6g}"
+            f"the end; below {MIN_TERMINAL_DISCOUNT} growing late pays only because costs are put off. Leave --gamma "
+            f"out, or use {default_gamma(horizon):.6g}"
         )
