@@ -1,16 +1,17 @@
-"""Compares a seeded training run, weights, history and events, with the stored one: did a change alter any result?
+"""Compares seeded training runs, weights, history and events, with the stored ones: did a change alter any result?
 
     make replay            compare
     make replay UPDATE=1   store what this build does, after a change that is meant to alter results
 
-Bits are promised for one kind of processor and one torch version, so the stored run says where it was made. Events and
-history are compared by their values, per event type and without the names of their fields: a rename is not a result.
+Bits are promised for one kind of processor and one torch version, so the stored runs say where they were made. Events
+and history are compared by their values, per event type and without the names of their fields: a rename is no result.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,11 +20,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 
 from esper.karn.replay import replay
 from esper.leyline import EVENTS, TIMING_SUFFIXES, LoggedEvent, TelemetryLevel
 from esper.nissa import TelemetryHub, begin_attempt
+from esper.runtime.data.cifar import FILES as CIFAR_FILES
 from esper.simic.run.environment import identity, identity_differences
 from esper.simic.run.run_state import STATE_FILE, run_files
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
@@ -33,19 +36,47 @@ from esper.simic.training.vectorized import AgentReads, open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 
 STORED = Path(__file__).parent / "replay.json"
-RUN = TrainingConfig(
+DIGITS = TrainingConfig(
     task="digits_blind", rounds=3, envs=4, episode_length=10, calibration_runs=0, worker_kind="inline", seed=1
 )
+CIFAR_SHAPED = TrainingConfig(
+    task="cifar_baseline",
+    rounds=2,
+    envs=2,
+    minibatches=2,
+    episode_length=8,
+    calibration_runs=0,
+    worker_kind="inline",
+    seed=1,
+)
+NUM_IMAGES = 60
+"""In each file of the CIFAR-shaped data."""
 
 
-def play() -> dict[str, str]:
-    """The run as a few hashes, by what they cover."""
+def play_all() -> dict[str, str]:
+    """All runs as hashes, by what they cover."""
+    with TemporaryDirectory(prefix="esper-") as folder:
+        _write_noise_as_cifar(Path(folder))
+        cifar = play(CIFAR_SHAPED, Path(folder))
+    return play(DIGITS) | {f"cifar {name}": value for name, value in cifar.items()}
+
+
+def _write_noise_as_cifar(folder: Path) -> None:
+    draw = np.random.default_rng(7)
+    for name in CIFAR_FILES:
+        images = draw.integers(0, 256, (NUM_IMAGES, 3072), dtype=np.uint8)
+        labels = [row % 10 for row in range(NUM_IMAGES)]
+        (folder / name).write_bytes(pickle.dumps({"labels": labels, "data": images}, protocol=2))
+
+
+def play(config: TrainingConfig, data_dir: Path | None = None) -> dict[str, str]:
+    """One run as a few hashes, by what they cover."""
     with TemporaryDirectory(prefix="esper-") as folder:
         begin_attempt(Path(folder), run_id="replay")
         with TelemetryHub(Path(folder), run_id="replay", attempt=0, first_seq=0, strict=True) as hub:
             telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
             recorder = RunRecorder(hub, telemetry, keeper=None, origin=Origin(), reads=AgentReads)
-            with open_trainer(RUN, recorder, NeverStop()) as trainer:
+            with open_trainer(config, recorder, NeverStop(), data_dir=data_dir) as trainer:
                 trainer.run()
                 files = run_files(trainer)
         events = [event for event in replay(Path(folder)) if isinstance(event, LoggedEvent)]
@@ -86,7 +117,7 @@ def _hash(value: Any) -> str:
 def main() -> int:
     """Compares, or stores; 0 if nothing differs."""
     torch.set_num_threads(1)  # sums of several threads have bits of their own
-    found = play()
+    found = play_all()
     if "--update" in sys.argv[1:]:
         STORED.write_text(json.dumps({"identity": identity(), "hashes": found}, indent=2) + "\n", encoding="utf-8")
         sys.stdout.write(f"stored: {STORED.name}\n")
