@@ -8,8 +8,6 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from esper.leyline import LoggedEvent
-
 _SCALARS: dict[Any, str] = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "VARCHAR"}
 
 
@@ -38,11 +36,6 @@ def struct_type(record: Any, **instead: str) -> str:
     names = [field.name for field in fields(record)]
     parts = (f"{quoted(name)} {instead[name] if name in instead else sql_type(hints[name])}" for name in names)
     return f"STRUCT({', '.join(parts)})"
-
-
-def line_type(payload: Any) -> str:
-    """The struct of a whole log line with this payload."""
-    return struct_type(LoggedEvent, data=struct_type(payload))
 
 
 def without_none(annotation: Any) -> Any:

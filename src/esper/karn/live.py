@@ -1,7 +1,7 @@
-"""A run on the screen while it trains: a bar, its facts and the verdict on a terminal, one line per round elsewhere.
+"""A run on the screen while it trains: progress bar, figures and verdict on a terminal, one line per round elsewhere.
 
-The screen is a listener of the log like any other: it has a queue and a thread of its own, and whatever happens to it,
-the run goes on. It reads and never decides.
+The screen is a backend of the hub like any other: it has a queue and a thread of its own, and whatever happens to it,
+the run goes on.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from esper.karn.console import STYLES, clean, describe, duration
+from esper.karn.console import STYLES, clean, describe, duration, figure
 from esper.karn.diagnosis import Diagnosis, diagnose
 from esper.karn.view import ATTENTION, RunView
-from esper.leyline import BatchSummary, EpochCompleted, LoggedEvent, Severity, TelemetryEventType
+from esper.leyline import BatchSummary, LoggedEvent, Severity, TelemetryEventType
 
-SAID_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
-"""Warnings that the command itself words, on stderr."""
+PRINTED_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
+"""Warnings that the command itself prints on stderr."""
 
 
 class PatientFile:
@@ -75,7 +75,7 @@ def run_console(mode: str = "auto") -> Console:
 
 
 class RunProgress(Progress):
-    """Bars, each with its facts and its verdict below, so that 80 columns are enough. Drawn on terminals only.
+    """Bars, each with its figures and its verdict below, so that 80 columns are enough. Drawn on terminals only.
 
     Args:
         console: Where to draw.
@@ -117,8 +117,8 @@ class LiveConsole:
         rounds: Rounds of the whole run.
         horizon: Steps of a round.
         done: Rounds that were done before, by a run that is resumed.
-        opening: What to say first, line by line.
-        quiet: True to say nothing else, not even warnings: the log has them.
+        opening: Lines to print first.
+        quiet: True to print nothing else, not even warnings: the log has them.
     """
 
     name = "console"
@@ -138,14 +138,13 @@ class LiveConsole:
         self._label, self._rounds, self._horizon, self._done = label, rounds, horizon, done
         self._opening, self._quiet = tuple(opening), quiet
         self._view: RunView | None = None
-        self._accuracies: dict[int, float] = {}
-        self._facts = ""
+        self._figures = ""
         self._verdict: Diagnosis | None = None
 
     def start(self) -> None:
-        """Says what begins, and draws the empty bar."""
+        """Prints the opening, and draws the empty bar."""
         for line in self._opening:
-            self._say(Text(line))
+            self._print(Text(line))
         if self._quiet:
             return
         self._bar = self._progress.add_task(
@@ -163,11 +162,12 @@ class LiveConsole:
         if isinstance(line.data, BatchSummary):
             self._round(line, line.data)
             return True
-        if isinstance(line.data, EpochCompleted) and line.env is not None:
-            self._accuracies[line.env] = line.data.val_accuracy_pct
-        elif line.severity in ATTENTION and line.type not in SAID_ELSEWHERE:
+        if line.severity in ATTENTION and line.type not in PRINTED_ELSEWHERE:
+            at = "-" if line.round is None else f"{line.round + 1}/{self._rounds}"
             where = "" if line.env is None else f" env {line.env}"
-            self._say(Text(clean(f"{self._label} round {self._now(line)}{where}: "), "dim").append(_warning(line)))
+            warning = clean(f"{line.severity.value} {line.type.value}: {describe(line.data)}")
+            text = Text(clean(f"{self._label} round {at}{where}: "), "dim")
+            self._print(text.append(Text(warning, STYLES[line.severity])))
             return True
         return False
 
@@ -190,9 +190,8 @@ class LiveConsole:
     def _round(self, line: LoggedEvent, data: BatchSummary) -> None:
         assert line.round is not None
         assert self._view is not None
-        committed = data.committed_accuracy_pct
-        self._facts = (
-            f"committed {'not measured' if committed is None else f'{committed:.1f} %'}  "
+        self._figures = (
+            f"committed {figure(data.committed_accuracy_pct, '.1f', ' %', missing='not measured')}  "
             f"return {data.return_mean:+.3f} ± {data.return_std:.3f}  params {data.params_ratio_mean:.2f}x  "
             f"rollbacks {data.num_rollbacks}"
         )
@@ -201,31 +200,23 @@ class LiveConsole:
         self._progress.update(self._bar, completed=done * self._horizon, below=self._below())
         if not self._console.is_terminal:
             left_s = data.duration_s * (self._rounds - done)
-            self._say(
-                Text(
-                    f"{self._label} round {done}/{self._rounds}  {self._facts}  "
-                    f"{data.duration_s:.1f} s  about {duration(left_s)} left  {self._verdict.state.value}"
-                )
+            text = (
+                f"{self._label} round {done}/{self._rounds}  {self._figures}  "
+                f"{data.duration_s:.1f} s  about {duration(left_s)} left  {self._verdict.state.value}"
             )
+            self._print(Text(text))
 
     def _below(self) -> tuple[Text, ...]:
-        now = f"now {sum(self._accuracies.values()) / len(self._accuracies):.1f} %  " if self._accuracies else ""
-        facts = Text(f"  {now}{self._facts}", "dim", no_wrap=True, overflow="ellipsis")
+        accuracies = [] if self._view is None else [now.data.val_accuracy_pct for now in self._view.epochs.values()]
+        now = f"now {sum(accuracies) / len(accuracies):.1f} %  " if accuracies else ""
+        figures = Text(f"  {now}{self._figures}", "dim", no_wrap=True, overflow="ellipsis")
         if self._verdict is None:
-            return (facts,)
-        said = clean(f"  {self._verdict.headline}")
-        return facts, Text(said, STYLES[self._verdict.severity], no_wrap=True, overflow="ellipsis")
+            return (figures,)
+        headline = clean(f"  {self._verdict.headline}")
+        return figures, Text(headline, STYLES[self._verdict.severity], no_wrap=True, overflow="ellipsis")
 
     def _title(self, round_now: int) -> str:
         return clean(f"{self._label} {round_now}/{self._rounds}")
 
-    def _now(self, line: LoggedEvent) -> str:
-        return "-" if line.round is None else f"{line.round + 1}/{self._rounds}"
-
-    def _say(self, text: Text) -> None:
+    def _print(self, text: Text) -> None:
         self._console.print(text, highlight=False, soft_wrap=True)
-
-
-def _warning(line: LoggedEvent) -> Text:
-    said = f"{line.severity.value} {line.type.value}: {describe(line.data)}"
-    return Text(clean(said), STYLES[line.severity])

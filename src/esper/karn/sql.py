@@ -1,7 +1,7 @@
-"""Runs as tables of an in-memory database that can be asked and not changed, or written as Parquet.
+"""Runs as tables of an in-memory database that can be queried and not changed, or written as Parquet.
 
 The log is read by the same code as everywhere else, so torn lines, damage and attempts are settled before SQL sees
-anything. Asking cannot write or read elsewhere, for four reasons of which none relies on another: only a single
+anything. A query cannot write or read elsewhere, for four reasons of which none relies on another: only a single
 statement that the parser calls a SELECT is run, it is run in a transaction that may only read, access to files is
 switched off, and the settings are locked.
 """
@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -34,17 +34,8 @@ LOG_COPIES = 4
 TIME_ZONES = "a time with a time zone cannot be shown; write to_timestamp(wall)::timestamp, which is local time"
 """DuckDB would need another library for it, and says so with a traceback."""
 _NONFINITE = b'"nonfinite"'
-_INTEGRITY = get_type_hints(Integrity)
 _ERRNO = re.compile(r'"errno":"(\d+)"')
-"""DuckDB tells the number of an error only inside its text."""
-
-
-@record
-class LoadedRun:
-    """A run that was read into tables, and whether its record is whole."""
-
-    folder: Path
-    integrity: Integrity
+"""DuckDB gives the number of an error only inside its text."""
 
 
 @record
@@ -58,12 +49,18 @@ class Answer:
 
 
 class RunDatabase:
-    """The tables of one or more runs, to be asked. Close it, or use it as a context manager."""
+    """The tables of one or more runs, to be queried. A context manager; `runs` says whether each record is whole."""
 
     def __init__(self, run_dirs: Sequence[Path]) -> None:
         self._connection, self.runs = _open_tables(run_dirs)
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
+
+    def __enter__(self) -> RunDatabase:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.close()
 
     def ask(self, text: str, *, limit: int, timeout_s: float) -> Answer:
         """Runs one SELECT.
@@ -97,16 +94,6 @@ class RunDatabase:
             self._connection.execute("ROLLBACK")
         return Answer(columns=columns, rows=tuple(rows[:limit]), truncated=len(rows) > limit)
 
-    def close(self) -> None:
-        """Frees the tables."""
-        self._connection.close()
-
-    def __enter__(self) -> RunDatabase:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _only_select(self, text: str) -> duckdb.Statement:
         import duckdb
 
@@ -120,77 +107,61 @@ class RunDatabase:
         return statements[0]
 
 
-@record
-class Tables:
-    """What `write_parquet` made."""
+def write_parquet(run_dir: Path, folder: Path) -> tuple[int, Integrity]:
+    """Writes every table of a run as a Parquet file of its own, those without rows too.
 
-    files: tuple[Path, ...]
-    runs: tuple[LoadedRun, ...]
-
-
-def write_parquet(run_dirs: Sequence[Path], folder: Path) -> Tables:
-    """Writes every table of one or more runs as a Parquet file of its own, those without rows too.
+    Returns:
+        The number of tables, and whether the record of the run is whole.
 
     Raises:
         OSError: A file cannot be written.
     """
-    connection, runs = _open_tables(run_dirs)
-    with connection:
-        files = tuple(_write_table(connection, name, folder) for name in ("integrity", *VIEWS))
-    return Tables(files=files, runs=runs)
-
-
-def _write_table(connection: duckdb.DuckDBPyConnection, name: str, folder: Path) -> Path:
+    names = ("integrity", *VIEWS)
+    connection, runs = _open_tables([run_dir])
     import duckdb
 
-    path = folder / f"{name}.parquet"
-    place = str(path).replace("'", "''")
+    with connection:
+        for name in names:
+            path = folder / f"{name}.parquet"
+            place = str(path).replace("'", "''")
+            try:
+                connection.execute(f"COPY (FROM {name}) TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
+            except duckdb.IOException as error:
+                number = _ERRNO.search(str(error))
+                if number is None:
+                    raise OSError(errno.EIO, str(error), str(path)) from None
+                raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+    return len(names), runs[run_dir]
+
+
+def _open_tables(run_dirs: Sequence[Path]) -> tuple[duckdb.DuckDBPyConnection, dict[Path, Integrity]]:
+    """The tables in a database without restrictions yet, and what a check of each run found."""
     try:
-        connection.execute(f"COPY (FROM {name}) TO '{place}' (FORMAT parquet, COMPRESSION zstd)")
-    except duckdb.IOException as error:
-        number = _ERRNO.search(str(error))
-        if number is None:
-            raise OSError(errno.EIO, str(error), str(path)) from None
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
-    return path
-
-
-def _open_tables(run_dirs: Sequence[Path]) -> tuple[duckdb.DuckDBPyConnection, tuple[LoadedRun, ...]]:
-    """The tables in a database that is still open to everything."""
-    connection = _connect(sum(_log_bytes(run_dir) for run_dir in run_dirs))
+        import duckdb
+    except ImportError:
+        raise ImportError("tables of runs need DuckDB: pip install 'esper[runs]'") from None
+    # Without a place to spill, a query that needs more memory than it may use fails instead of filling a disk.
+    memory = f"{MEMORY_BYTES + LOG_COPIES * sum(map(_log_bytes, run_dirs))}B"
+    connection = duckdb.connect(":memory:", config={"temp_directory": "", "memory_limit": memory})
     connection.execute("CREATE TABLE lines (type VARCHAR, line VARCHAR)")
-    runs = tuple(LoadedRun(folder=run_dir, integrity=_load(connection, run_dir)) for run_dir in run_dirs)
-    _refuse_twins(runs)
-    _add_integrity(connection, [run.integrity for run in runs])
+    runs = {run_dir: _load(connection, run_dir) for run_dir in run_dirs}
+    _refuse_copies(runs)
+    _add_integrity(connection, runs.values())
     connection.execute("CREATE SCHEMA typed")
     for statement in view_statements():
         connection.execute(statement)
     return connection, runs
 
 
-def _refuse_twins(runs: Sequence[LoadedRun]) -> None:
+def _refuse_copies(runs: Mapping[Path, Integrity]) -> None:
     """Tables are joined by the run's id, so two folders with one id would count everything twice, or mix it."""
     folders: dict[str, Path] = {}
-    for run in runs:
-        name = run.integrity.run
-        if name is None:
-            continue
-        if name in folders:
+    for folder, found in runs.items():
+        if found.run is not None and folders.setdefault(found.run, folder) is not folder:
             raise ValueError(
-                f"{folders[name]} and {run.folder} both hold run {name}, and tables tell runs apart by their id. "
+                f"{folders[found.run]} and {folder} both hold run {found.run}, and tables tell runs apart by their id. "
                 "Ask one of them alone, or move the copy out of the folder"
             )
-        folders[name] = run.folder
-
-
-def _connect(log_bytes: int) -> duckdb.DuckDBPyConnection:
-    try:
-        import duckdb
-    except ImportError:
-        raise ImportError("tables of runs need DuckDB: pip install 'esper-growth[runs]'") from None
-    # Without a place to spill, a query that needs more memory than it may use fails instead of filling a disk.
-    memory = f"{MEMORY_BYTES + LOG_COPIES * log_bytes}B"
-    return duckdb.connect(":memory:", config={"temp_directory": "", "memory_limit": memory})
 
 
 def _log_bytes(run_dir: Path) -> int:
@@ -224,8 +195,8 @@ def _insert(connection: duckdb.DuckDBPyConnection, rows: Sequence[tuple[str, str
         connection.unregister("chunk")
 
 
-def _add_integrity(connection: duckdb.DuckDBPyConnection, found: Sequence[Integrity]) -> None:
-    types = {name: sql_type(hint) for name, hint in _INTEGRITY.items()} | {"complete": "BOOLEAN"}
+def _add_integrity(connection: duckdb.DuckDBPyConnection, found: Iterable[Integrity]) -> None:
+    types = {name: sql_type(hint) for name, hint in get_type_hints(Integrity).items()} | {"complete": "BOOLEAN"}
     columns = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())
     connection.execute(f"CREATE TABLE integrity ({columns})")
     marks = ", ".join("?" for _ in types)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from esper.karn.columns import flat_columns, line_type, struct_type
+from esper.karn.columns import flat_columns, struct_type
 from esper.leyline import (
     EVENTS,
     Check,
@@ -25,7 +24,8 @@ T = TelemetryEventType
 MIN_EPISODES = 10
 """Episodes below which a correlation says nothing."""
 
-_PER_COALITION = ("rows", "contribution_pp", "interaction_pp", "shapley_pp")
+SEVERITY = ("severity",)
+"""For tables of events of which some are urgent."""
 _STAMP = 'run, "group", seq, wall'
 _IDS = {
     Scope.RUN: "",
@@ -38,50 +38,44 @@ _IDS = {
 def view_statements() -> Iterator[str]:
     """Every CREATE VIEW, in an order in which each finds what it needs."""
     for kind in T:
-        yield f"CREATE VIEW {typed(kind)} AS {_typed(kind)}"
+        shape = struct_type(LoggedEvent, data=struct_type(EVENTS[kind].payload))
+        yield f"CREATE VIEW {_typed(kind)} AS {_decoded(shape)} WHERE type = '{kind.value}')"
     for name, text in VIEWS.items():
         yield f"CREATE VIEW {name} AS {text}"
 
 
-def typed(kind: TelemetryEventType) -> str:
+def _decoded(shape: str) -> str:
+    return f"SELECT line.* FROM (SELECT from_json(line, '{json.dumps(shape)}') AS line FROM lines"
+
+
+def _typed(kind: TelemetryEventType) -> str:
     """The name of the view with all events of one type, payload as a struct."""
     return f"typed.{kind.value.lower()}"
 
 
-def _typed(kind: TelemetryEventType) -> str:
-    shape = json.dumps(line_type(EVENTS[kind].payload))
-    assert "'" not in shape
-    return f"SELECT line.* FROM (SELECT from_json(line, '{shape}') AS line FROM lines WHERE type = '{kind.value}')"
+def _payload(kind: TelemetryEventType, *without: str) -> Iterator[str]:
+    return flat_columns(EVENTS[kind].payload, without=without)
 
 
-def _plain(kind: TelemetryEventType, *, without: tuple[str, ...] = (), also: str = "") -> str:
-    """One row per event: who, when, where, and the payload's fields."""
-    spec = EVENTS[kind]
-    columns = ", ".join(flat_columns(spec.payload, without=without))
-    return f"SELECT {_STAMP}{_IDS[spec.scope]}, {columns}{also} FROM {typed(kind)} ORDER BY run, seq"
+def _each_event(kind: TelemetryEventType, *without: str, also: Iterable[str] = ()) -> str:
+    """One row per event: run, time, place, and the payload's fields."""
+    columns = ", ".join((*_payload(kind, *without), *also))
+    return f"SELECT {_STAMP}{_IDS[EVENTS[kind].scope]}, {columns} FROM {_typed(kind)} ORDER BY run, seq"
 
 
-def _graded(kind: TelemetryEventType, *, without: tuple[str, ...] = (), also: str = "") -> str:
-    """The same, with how urgently a person should look: for events of which some are urgent."""
-    return _plain(kind, without=without, also=f"{also}, severity")
-
-
-def _each(kind: TelemetryEventType, parts: str, columns: str) -> str:
-    """One row per entry of a list in the payload, in its order; the entry is called `part`."""
-    ids = _IDS[EVENTS[kind].scope]
+def _each_part(kind: TelemetryEventType, parts: str, *columns: str) -> str:
+    """One row per entry of a list or mapping in the payload, in its order; the entry is called `part`."""
     entries = f"unnest({parts}) WITH ORDINALITY AS parts(part, place)"
-    return f"SELECT {_STAMP}{ids}, {columns} FROM {typed(kind)}, {entries} ORDER BY run, seq, place"
+    chosen = f"{_STAMP}{_IDS[EVENTS[kind].scope]}, {', '.join(columns)}"
+    return f"SELECT {chosen} FROM {_typed(kind)}, {entries} ORDER BY run, seq, place"
 
 
-def _by_key(kind: TelemetryEventType, mapping: str, key: str, record: Any) -> str:
-    """One row per entry of a mapping of records in the payload."""
-    columns = ", ".join((f"part.key AS {key}", *flat_columns(record, path="part.value")))
-    return _each(kind, f"map_entries(data.{mapping})", columns)
+def _newest(kind: TelemetryEventType) -> str:
+    return f"SELECT * FROM {_typed(kind)} QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) = 1"
 
 
 _RUNS = f"""
-WITH begun AS (SELECT * FROM {typed(T.RUN_STARTED)} QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) = 1),
-     ended AS (SELECT * FROM {typed(T.RUN_ENDED)} QUALIFY row_number() OVER (PARTITION BY run ORDER BY seq DESC) = 1)
+WITH begun AS ({_newest(T.RUN_STARTED)}), ended AS ({_newest(T.RUN_ENDED)})
 SELECT begun.run, begun."group", begun.seq, begun.wall, begun.attempt,
        {", ".join(flat_columns(EVENTS[T.RUN_STARTED].payload, path="begun.data"))},
        {", ".join(flat_columns(EVENTS[T.RUN_ENDED].payload, path="ended.data"))}
@@ -95,9 +89,9 @@ SELECT born.run, born."group", born.seq, born.wall, born.round, born.env, born.e
        born.data.blend AS blend, born.data.params AS params, born.epoch AS born_epoch, gone.epoch AS end_epoch,
        coalesce(gone.fate, 'alive') AS fate, gone.data.from_stage AS end_stage,
        gone.data.epochs_total AS epochs_total, gone.data.contribution_pp AS contribution_pp
-FROM {typed(T.SEED_GERMINATED)} AS born
-LEFT JOIN (SELECT *, 'fossilized' AS fate FROM {typed(T.SEED_FOSSILIZED)}
-           UNION ALL SELECT *, 'pruned' AS fate FROM {typed(T.SEED_PRUNED)}) AS gone
+FROM {_typed(T.SEED_GERMINATED)} AS born
+LEFT JOIN (SELECT *, 'fossilized' AS fate FROM {_typed(T.SEED_FOSSILIZED)}
+           UNION ALL SELECT *, 'pruned' AS fate FROM {_typed(T.SEED_PRUNED)}) AS gone
 ON gone.run = born.run AND gone.data.seed_id = born.data.seed_id
 ORDER BY born.run, born.seq
 """
@@ -105,23 +99,23 @@ ORDER BY born.run, born.seq
 _SEED_HISTORY = f"""
 SELECT {_STAMP}{_IDS[Scope.ENV]}, data.seed_id AS seed_id, data.slot_id AS slot_id, from_stage, to_stage, cause
 FROM (SELECT *, 'DORMANT' AS from_stage, 'GERMINATED' AS to_stage, data.initiator AS cause
-      FROM {typed(T.SEED_GERMINATED)}
+      FROM {_typed(T.SEED_GERMINATED)}
       UNION ALL BY NAME
       SELECT *, data.from_stage AS from_stage, data.to_stage AS to_stage, data.cause AS cause
-      FROM {typed(T.SEED_STAGE_CHANGED)}
+      FROM {_typed(T.SEED_STAGE_CHANGED)}
       UNION ALL BY NAME
       SELECT *, data.from_stage AS from_stage, 'FOSSILIZED' AS to_stage, data.initiator AS cause
-      FROM {typed(T.SEED_FOSSILIZED)}
+      FROM {_typed(T.SEED_FOSSILIZED)}
       UNION ALL BY NAME
       SELECT *, data.from_stage AS from_stage, 'PRUNED' AS to_stage, data.initiator AS cause
-      FROM {typed(T.SEED_PRUNED)})
+      FROM {_typed(T.SEED_PRUNED)})
 ORDER BY run, seq
 """
 
 _SAFETY = f"""
-SELECT *, 'governor' AS source FROM ({_graded(T.GOVERNOR_STATE_CHANGED)})
+SELECT *, 'governor' AS source FROM ({_each_event(T.GOVERNOR_STATE_CHANGED, also=SEVERITY)})
 UNION ALL BY NAME
-SELECT *, 'reward_hacking' AS source FROM ({_graded(T.REWARD_HACKING_SUSPECTED)})
+SELECT *, 'reward_hacking' AS source FROM ({_each_event(T.REWARD_HACKING_SUSPECTED, also=SEVERITY)})
 ORDER BY run, seq
 """
 
@@ -138,82 +132,81 @@ SELECT run, "group", max(seq) AS seq, max(wall) AS wall, count(*) AS num_episode
 FROM episodes WHERE final_accuracy_pct IS NOT NULL GROUP BY run, "group" ORDER BY run
 """
 
-_CHOICES = _each(
-    T.CHOICE_STATS,
-    "map_entries(data.choices)",
-    "data.head AS head, data.num_decisions AS num_decisions, data.num_forced AS num_forced, part.key AS choice, "
-    + ", ".join(flat_columns(ChoiceCount, path="part.value")),
-)
-
-_PROFILE = _each(
-    T.PROFILE_MEASURED,
-    "map_entries(data.phases)",
-    ", ".join(flat_columns(EVENTS[T.PROFILE_MEASURED].payload, without=("phases", "cuda")))
-    + ", part.key AS phase, "
-    + ", ".join(flat_columns(PhaseTime, path="part.value")),
-)
-
-_DECISION_HEADS = _each(
-    T.ACTION_TAKEN,
-    "map_entries(data.heads)",
-    "part.key AS head, CASE part.key WHEN 'op' THEN data.op WHEN 'slot' THEN data.slot_id "
-    "WHEN 'blueprint' THEN data.blueprint ELSE data.blend END AS choice, "
-    + ", ".join(flat_columns(HeadDecision, path="part.value")),
-)
-
-_GATES = _each(
-    T.GATE_EVALUATED,
-    "CASE WHEN len(data.checks) = 0 THEN [NULL] ELSE data.checks END",  # a gate that has opened is a row as well
-    "data.seed_id AS seed_id, data.slot_id AS slot_id, data.gate AS gate, data.target_stage AS target_stage, "
-    "data.passed AS gate_passed, " + ", ".join(flat_columns(Check, path="part")),
-)
-
-_COALITIONS = _each(
-    T.COALITION_MEASURED,
-    "data.rows",
-    ", ".join(flat_columns(EVENTS[T.COALITION_MEASURED].payload, without=_PER_COALITION))
-    + ", "
-    + ", ".join(flat_columns(CoalitionRow, path="part")),
-)
-
-_ATTRIBUTIONS = _each(
-    T.COALITION_MEASURED,
-    "map_entries(data.contribution_pp)",
-    "part.key AS slot_id, part.value AS contribution_pp, data.shapley_pp[part.key] AS shapley_pp",
-)
-
-_ENVELOPE = struct_type(LoggedEvent, data="JSON")
-_EVENTS = f"""
-SELECT run, "group", seq, wall, mono, attempt, type, severity, round, env, episode, epoch, data
-FROM (SELECT line.* FROM (SELECT from_json(line, '{json.dumps(_ENVELOPE)}') AS line FROM lines)) ORDER BY run, seq
-"""
-
 VIEWS: dict[str, str] = {
-    "events": _EVENTS,
+    "events": f"""
+SELECT run, "group", seq, wall, mono, attempt, type, severity, round, env, episode, epoch, data
+FROM ({_decoded(struct_type(LoggedEvent, data="JSON"))})) ORDER BY run, seq
+""",
     "runs": _RUNS,
-    "rounds": _plain(T.ROUND_COMPLETED),
-    "episodes": _plain(T.EPISODE_COMPLETED),
-    "trends": _graded(T.TREND_DETECTED),
-    "epochs": _plain(T.EPOCH_COMPLETED, without=("slots", "debug")),
-    "slots": _by_key(T.EPOCH_COMPLETED, "slots", "slot_id", SlotState),
-    "decisions": _plain(T.ACTION_TAKEN, without=("heads", "components")),
-    "decision_heads": _DECISION_HEADS,
-    "reward_terms": _each(T.ACTION_TAKEN, "map_entries(data.components)", "part.key AS term, part.value AS amount"),
+    "rounds": _each_event(T.ROUND_COMPLETED),
+    "episodes": _each_event(T.EPISODE_COMPLETED),
+    "trends": _each_event(T.TREND_DETECTED, also=SEVERITY),
+    "epochs": _each_event(T.EPOCH_COMPLETED, "slots", "debug"),
+    "slots": _each_part(
+        T.EPOCH_COMPLETED,
+        "map_entries(data.slots)",
+        "part.key AS slot_id",
+        *flat_columns(SlotState, path="part.value"),
+    ),
+    "decisions": _each_event(T.ACTION_TAKEN, "heads", "components"),
+    "decision_heads": _each_part(
+        T.ACTION_TAKEN,
+        "map_entries(data.heads)",
+        "part.key AS head",
+        "CASE part.key WHEN 'op' THEN data.op WHEN 'slot' THEN data.slot_id "
+        "WHEN 'blueprint' THEN data.blueprint ELSE data.blend END AS choice",
+        *flat_columns(HeadDecision, path="part.value"),
+    ),
+    "reward_terms": _each_part(
+        T.ACTION_TAKEN, "map_entries(data.components)", "part.key AS term", "part.value AS amount"
+    ),
     "seeds": _SEEDS,
     "seed_history": _SEED_HISTORY,
-    "gates": _GATES,
-    "coalitions": _COALITIONS,
-    "attributions": _ATTRIBUTIONS,
-    "ppo_updates": _graded(T.PPO_UPDATE_COMPLETED, without=("heads", "layers")),
-    "ppo_heads": _by_key(T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate),
-    "choices": _CHOICES,
-    "anomalies": _graded(T.ANOMALY_DETECTED, without=("debug",)),
+    "gates": _each_part(
+        T.GATE_EVALUATED,
+        "CASE WHEN len(data.checks) = 0 THEN [NULL] ELSE data.checks END",  # a gate that has opened is a row as well
+        "data.seed_id AS seed_id, data.slot_id AS slot_id, data.gate AS gate, data.target_stage AS target_stage",
+        "data.passed AS gate_passed",
+        *flat_columns(Check, path="part"),
+    ),
+    "coalitions": _each_part(
+        T.COALITION_MEASURED,
+        "data.rows",
+        *_payload(T.COALITION_MEASURED, "rows", "contribution_pp", "interaction_pp", "shapley_pp"),
+        *flat_columns(CoalitionRow, path="part"),
+    ),
+    "attributions": _each_part(
+        T.COALITION_MEASURED,
+        "map_entries(data.contribution_pp)",
+        "part.key AS slot_id, part.value AS contribution_pp, data.shapley_pp[part.key] AS shapley_pp",
+    ),
+    "ppo_updates": _each_event(T.PPO_UPDATE_COMPLETED, "heads", "layers", also=SEVERITY),
+    "ppo_heads": _each_part(
+        T.PPO_UPDATE_COMPLETED,
+        "map_entries(data.heads)",
+        "part.key AS head",
+        *flat_columns(HeadUpdate, path="part.value"),
+    ),
+    "choices": _each_part(
+        T.CHOICE_STATS,
+        "map_entries(data.choices)",
+        *_payload(T.CHOICE_STATS, "choices"),
+        "part.key AS choice",
+        *flat_columns(ChoiceCount, path="part.value"),
+    ),
+    "anomalies": _each_event(T.ANOMALY_DETECTED, "debug", also=SEVERITY),
     "safety": _SAFETY,
-    "workers": _graded(T.WORKER_STATE_CHANGED),
-    "checkpoints": _graded(T.CHECKPOINT_RECORDED, without=("round",), also=", data.round AS num_rounds"),
-    "profile": _PROFILE,
-    "drops": _graded(T.EVENTS_DROPPED),
+    "workers": _each_event(T.WORKER_STATE_CHANGED, also=SEVERITY),
+    "checkpoints": _each_event(T.CHECKPOINT_RECORDED, "round", also=("data.round AS num_rounds", *SEVERITY)),
+    "profile": _each_part(
+        T.PROFILE_MEASURED,
+        "map_entries(data.phases)",
+        *_payload(T.PROFILE_MEASURED, "phases", "cuda"),
+        "part.key AS phase",
+        *flat_columns(PhaseTime, path="part.value"),
+    ),
+    "drops": _each_event(T.EVENTS_DROPPED, also=SEVERITY),
     "blueprint_yield": _BLUEPRINT_YIELD,
     "reward_calibration": _REWARD_CALIBRATION,
 }
-"""Name -> query. `integrity`, which is no matter of single events, is a table beside them."""
+"""Name -> query. `integrity`, which is not made of single events, is a table beside them."""

@@ -35,7 +35,7 @@ from esper.scripts.sandbox import sandbox_command
 from esper.scripts.status import status_command
 from esper.scripts.study import study_command
 from esper.scripts.tasks import tasks_command
-from esper.scripts.terminal import complain
+from esper.scripts.terminal import print_stderr
 from esper.scripts.train import train_command
 from esper.scripts.verify import verify_command
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if os.environ.get("ESPER_DEBUG"):
             traceback.print_exc()
         _let_go_of_output()
-        complain(f"error: {_in_words(error)}")
+        print_stderr(f"error: {_in_words(error)}")
         raise SystemExit(next(code for kinds, code in EXIT_CODES if isinstance(error, kinds))) from None
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")

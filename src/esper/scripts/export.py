@@ -38,18 +38,24 @@ def export_command(
     undid and a resume repeated appear once. Needs the extra `metrics` or `runs`.
     """
     from esper.karn.replay import find_run
+    from esper.karn.sql import write_parquet
 
     find_run(run)
     folder = run / (METRICS_DIR if form == "tensorboard" else TABLES_DIR) if out is None else out
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; name another one with --out")
     folder.mkdir(parents=True, exist_ok=True)
-    told, found = _write_tensorboard(run, folder) if form == "tensorboard" else _write_parquet(run, folder)
-    plain_console(soft_wrap=True, highlight=False).print(f"Wrote {told} to {folder}")
+    if form == "tensorboard":
+        num_rounds, found = _write_tensorboard(run, folder)
+        written = f"the curves of {num_rounds} rounds"
+    else:
+        num_tables, found = write_parquet(run, folder)
+        written = f"{num_tables} tables"
+    plain_console(soft_wrap=True, highlight=False).print(f"Wrote {written} to {folder}")
     warn_if_not_whole({run: found})
 
 
-def _write_tensorboard(run: Path, folder: Path) -> tuple[str, Integrity]:
+def _write_tensorboard(run: Path, folder: Path) -> tuple[int, Integrity]:
     from esper.karn.integrity import check_run
     from esper.leyline import LoggedEvent, TelemetryEventType
     from esper.nissa.tensorboard import TensorBoardBackend
@@ -66,13 +72,13 @@ def _write_tensorboard(run: Path, folder: Path) -> tuple[str, Integrity]:
         files.start()
         found = check_run(run, write)
         files.close()
-    return f"the curves of {num_rounds} rounds", found
+    return num_rounds, found
 
 
 @contextmanager
 def _ending_if_a_thread_fails(folder: Path) -> Iterator[None]:
-    """TensorBoard files are written by a thread of their library. If it fails, whoever hands it the next point waits
-    for ever, and so does the end of the process: nothing is left but to go at once.
+    """TensorBoard's library writes its files in a thread. If that fails, the next point and the end of the process
+    wait for it for ever, so the process exits at once.
     """
     usual = threading.excepthook
 
@@ -89,10 +95,3 @@ def _ending_if_a_thread_fails(folder: Path) -> Iterator[None]:
         yield
     finally:
         threading.excepthook = usual
-
-
-def _write_parquet(run: Path, folder: Path) -> tuple[str, Integrity]:
-    from esper.karn.sql import write_parquet
-
-    tables = write_parquet([run], folder)
-    return f"{len(tables.files)} tables", tables.runs[0].integrity

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.scripts.terminal import complain, json_ready, plain_console, warn_if_not_whole
+from esper.scripts.terminal import json_ready, plain_console, print_stderr, warn_if_not_whole
 
 if TYPE_CHECKING:
     from esper.karn.sql import Answer
 
-MAX_ROWS = 1_000_000_000
-MAX_TIMEOUT_S = 86_400.0
+_MAX_ROWS = 1_000_000_000
+_MAX_TIMEOUT_S = 86_400.0
 GAP = 2
 """Spaces between two columns."""
 LARGE, HUGE = 1e5, 1e15
@@ -35,7 +35,7 @@ def query_command(
     limit: Annotated[int, tyro.conf.arg(help="Most rows to print.")] = 1000,
     timeout: Annotated[float, tyro.conf.arg(help="Seconds after which the query is stopped.")] = 30.0,
 ) -> None:
-    """Ask the logs of runs with SQL.
+    """Query the logs of runs with SQL.
 
     `show tables` lists the tables, `describe rounds` the columns of one. Tables hold what finally happened: rounds
     that a crash undid and a resume repeated appear once. Fields not measured are NULL. Quote "group" and "limit",
@@ -47,23 +47,23 @@ def query_command(
     from esper.karn.replay import find_runs
     from esper.karn.sql import RunDatabase
 
-    if not 1 <= limit <= MAX_ROWS:
-        raise ValueError(f"--limit must be from 1 to {MAX_ROWS}, got {limit}")
-    if not 0 < timeout <= MAX_TIMEOUT_S:
-        raise ValueError(f"--timeout must be above 0 and at most {MAX_TIMEOUT_S:.0f} seconds, got {timeout:g}")
+    if not 1 <= limit <= _MAX_ROWS:
+        raise ValueError(f"--limit must be from 1 to {_MAX_ROWS}, got {limit}")
+    if not 0 < timeout <= _MAX_TIMEOUT_S:
+        raise ValueError(f"--timeout must be above 0 and at most {_MAX_TIMEOUT_S:.0f} seconds, got {timeout:g}")
     with RunDatabase(find_runs(runs)) as database:
         answer = database.ask(sql, limit=limit, timeout_s=timeout)
-    {"table": _print_for_people, "csv": _print_csv, "json": _print_json}[format](answer)
+    {"table": _print_table, "csv": _print_csv, "json": _print_json}[format](answer)
     if answer.truncated:
-        complain(f"only the first {limit} rows; --limit gives more")
-    warn_if_not_whole({run.folder: run.integrity for run in database.runs})
+        print_stderr(f"only the first {limit} rows; --limit gives more")
+    warn_if_not_whole(database.runs)
 
 
-def _print_for_people(answer: Answer) -> None:
+def _print_table(answer: Answer) -> None:
     from esper.karn.console import clean
 
     names = [clean(name) for name in answer.columns]
-    rows = [[clean(_word(value)) for value in row] for row in answer.rows]
+    rows = [[clean(_cell(value)) for value in row] for row in answer.rows]
     widths = [max(map(cell_len, column)) + GAP for column in zip(names, *rows, strict=True)]
     console = plain_console()
     if not console.is_terminal:  # a pipe has no edge to wrap at
@@ -71,10 +71,10 @@ def _print_for_people(answer: Answer) -> None:
     if sum(widths) - GAP > console.width:
         _print_row_by_row(console, names, rows)
     else:
-        _print_table(console, names, rows, answer)
+        _print_side_by_side(console, names, rows, answer)
 
 
-def _print_table(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], answer: Answer) -> None:
+def _print_side_by_side(console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], answer: Answer) -> None:
     table = Table(box=None, padding=(0, GAP, 0, 0), header_style="bold", pad_edge=False)
     for place, name in enumerate(names):
         numbers = all(isinstance(row[place], int | float | None) for row in answer.rows)
@@ -91,12 +91,12 @@ def _print_row_by_row(console: Console, names: Sequence[str], rows: Sequence[Seq
         console.print(Text(f"no rows; columns: {', '.join(names)}"), soft_wrap=True)
     for number, row in enumerate(rows, start=1):
         console.print(Text(f"row {number}", style="bold"))
-        for name, word in zip(names, row, strict=True):
-            line = Text(name + " " * (width - cell_len(name)), style="dim").append(word, style="not dim")
+        for name, cell in zip(names, row, strict=True):
+            line = Text(name + " " * (width - cell_len(name)), style="dim").append(cell, style="not dim")
             console.print(line, soft_wrap=True)
 
 
-def _word(value: object) -> str:
+def _cell(value: object) -> str:
     """Seven digits, as the log has them; large numbers, as times are, whole and with hundredths."""
     if value is None:
         return ""
@@ -108,16 +108,12 @@ def _word(value: object) -> str:
 
 
 def _print_csv(answer: Answer) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    for row in (answer.columns, *answer.rows):
-        writer.writerow(_harmless(row) if sys.stdout.isatty() else row)
-
-
-def _harmless(row: Sequence[object]) -> list[object]:
-    """A row for eyes: a file gets every character as it is, a terminal none that it would obey."""
     from esper.karn.console import clean
 
-    return [clean(value) if isinstance(value, str) else value for value in row]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    for row in (answer.columns, *answer.rows):
+        # A file gets every character as it is, a terminal none that it would obey.
+        writer.writerow([clean(cell) if isinstance(cell, str) and sys.stdout.isatty() else cell for cell in row])
 
 
 def _print_json(answer: Answer) -> None:

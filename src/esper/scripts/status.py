@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
-from esper.scripts.terminal import complain, json_ready, plain_console
+from esper.scripts.terminal import json_ready, plain_console, print_stderr
 
 if TYPE_CHECKING:
     from esper.karn.diagnosis import Diagnosis
@@ -99,7 +99,7 @@ def _watch(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Diagnoses]]:
             waiting_since = None
         elif waiting_since is None:
             waiting_since = now
-            complain(f"{missing} yet; waiting {PATIENCE_S:g} s for a process to write them")
+            print_stderr(f"{missing} yet; waiting {PATIENCE_S:g} s for a process to write them")
         elif now - waiting_since > PATIENCE_S:
             raise ValueError(f"{missing} after {PATIENCE_S:g} s: nobody writes this run. Start or resume it first")
         yield view, diagnose(view, heartbeat, wall, run_dir=run)

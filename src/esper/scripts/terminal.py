@@ -1,4 +1,4 @@
-"""How commands print: text as it is, numbers as JSON can hold them, and a word where a record is not whole."""
+"""How commands print: text as it is, numbers as JSON can hold them, and a warning where a record is not whole."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def json_ready(value: Any) -> Any:
     return [json_ready(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def complain(text: str) -> None:
-    """A message on stderr. What it quotes may come from a log or a path, and must not steer the terminal."""
+def print_stderr(text: str) -> None:
+    """Prints a message on stderr. What it quotes may come from a log or a path, and must not control the terminal."""
     from esper import nissa
     from esper.karn.console import clean_lines
 
@@ -41,11 +41,11 @@ def complain(text: str) -> None:
 
 
 def warn_if_not_whole(found: Mapping[Path, Integrity]) -> None:
-    """Says in one line which of the runs that an answer came from are damaged, or have no end yet."""
+    """Names in one line the runs behind an answer that are damaged, or have no end yet."""
     broken = [folder for folder, integrity in found.items() if not integrity.complete]
     if not broken:
         return
     names = ", ".join(str(found[folder].run or folder.name) for folder in broken)
     what = f"run {names} is not whole" if len(broken) == 1 else f"{len(broken)} runs are not whole ({names})"
     where = shlex.quote(str(broken[0])) if len(broken) == 1 else "RUN"
-    complain(f"{what}: see the table integrity, or esper verify {where}")
+    print_stderr(f"{what}: see the table integrity, or esper verify {where}")
