@@ -19,7 +19,7 @@ def heard():
 
 def test_only_the_last_step_is_paid(heard):
     for facts in heard.steps:
-        for account, report in zip(facts.accounts, facts.after.reports, strict=True):
+        for account, report in zip(facts.rewards, facts.after.reports, strict=True):
             if not report.terminal:
                 assert account.components.total == 0.0
 

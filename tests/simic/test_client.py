@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.evidence.sandbox_training import context_of, make_learner, play_episodes
+from esper.evidence.sandbox_training import SandboxPricing, context_of, make_learner, play_episodes
 from esper.evidence.sandboxes import Reward
 from esper.leyline import OPS, ActionOutcome, EpisodeSeed, EpochReport, ModelFileError, NumericFailure
 from esper.simic.agent.ppo import PPOAgent
@@ -22,7 +22,7 @@ SPEC = small_world()
 
 
 def next_round(learner: SimicClient, reward: Reward, episode: int) -> None:
-    learner.accounts.reward = reward  # type: ignore[attr-defined]
+    learner.rewards.pricing = SandboxPricing(reward)
     play_episodes(SPEC, learner, reward, seeds(4, episode))
 
 

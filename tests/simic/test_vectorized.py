@@ -103,7 +103,7 @@ def test_paid_rewards_add_up_to_the_return_of_each_episode():
         trainer.run()
     ((_, _, episodes),) = heard.rounds
     for env, episode in enumerate(episodes):
-        paid = [facts.accounts[env].components.total for facts in heard.steps]
+        paid = [facts.rewards[env].components.total for facts in heard.steps]
         assert sum(paid) == pytest.approx(episode.return_raw)
         assert sum(episode.components_sum.values()) == pytest.approx(episode.return_raw)
         assert episode.num_germinated == episode.num_fossilized + episode.num_pruned + episode.num_alive
@@ -117,7 +117,7 @@ def test_rewards_are_scaled_by_a_scale_that_is_frozen_during_a_round():
         scale = trainer.client.scale.scale
         trainer.run_round()
     for facts in heard.steps[4:]:
-        for account, scaled in zip(facts.accounts, facts.scaled, strict=True):
+        for account, scaled in zip(facts.rewards, facts.scaled, strict=True):
             assert scaled == pytest.approx(account.components.total / scale)
 
 
@@ -128,7 +128,7 @@ def test_the_first_round_is_learned_in_the_units_of_the_later_ones():
         trainer.run_round()
         assert isinstance(trainer.client, SimicClient)
         learned = trainer.client.buffer.rollout().rewards_TN
-        paid = [[account.components.total for account in facts.accounts] for facts in heard.steps]
+        paid = [[account.components.total for account in facts.rewards] for facts in heard.steps]
         assert torch.allclose(learned, torch.tensor(paid) / trainer.client.scale.scale, atol=1e-6)
     assert all(scaled is None for facts in heard.steps for scaled in facts.scaled)
 
@@ -139,7 +139,7 @@ def test_the_policy_and_the_reward_have_one_discount(given, used):
     with open_trainer(replace(TINY, gamma=given), Listening(), NeverStop()) as trainer:
         assert isinstance(trainer.client, SimicClient)
         assert trainer.client.agent.config.gamma == used
-        assert trainer.client.accounts.pricing.config.gamma == used
+        assert trainer.client.rewards.pricing.config.gamma == used
 
 
 @pytest.mark.parametrize(("gamma", "warned"), [(None, False), (0.92, False), (0.91, True)])

@@ -12,7 +12,6 @@ from esper.leyline import (
     ActionExecutionResult,
     ActionOutcome,
     ActionSpec,
-    EpisodeCompleted,
     EpisodeSeed,
     EpochReport,
     LifecycleOp,
@@ -22,8 +21,8 @@ from esper.leyline import (
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.rewards import RewardComponentsTelemetry
-from esper.simic.training.episode_rewards import StepAccount
+from esper.simic.rewards import Ledger, RewardComponentsTelemetry
+from esper.simic.training.episode_rewards import EpisodeRewards, StepReward
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
 from esper.tamiyo.chance import RandomController
 from esper.tamiyo.features import FeatureContext
@@ -81,31 +80,19 @@ class _EpisodeLog(StepObserver):
             self.num_germinated[env] += outcome.op is LifecycleOp.GERMINATE
 
 
-class SandboxAccounts:
-    """The reward of a sandbox as a client asks for it: one amount per step, no episode totals."""
+class SandboxPricing:
+    """The reward of a sandbox as a client asks for it: one amount per step, which depends on nothing earlier."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
 
-    def begin(self, state: ActionExecutionResult) -> None:
-        """Nothing is carried from step to step."""
-
-    def compute(self, env: int, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> StepAccount:
-        """The reward of one transition."""
-        paid = RewardComponentsTelemetry(amounts={"reward": self.reward(before, outcome, after)})
-        return StepAccount(components=paid, suspicions=())
-
-    def book(self, before: ActionExecutionResult, after: ActionExecutionResult) -> tuple[StepAccount | None, ...]:
-        """The rewards of one step; None where the episode was over before it."""
-        rows = zip(before.reports, after.outcomes, after.reports, strict=True)
-        return tuple(
-            None if earlier.terminal else self.compute(env, earlier, outcome, later)
-            for env, (earlier, outcome, later) in enumerate(rows)
+    def price(
+        self, ledger: Ledger | None, before: EpochReport, outcome: ActionOutcome, after: EpochReport
+    ) -> StepReward:
+        """Prices one transition."""
+        return StepReward(
+            components=RewardComponentsTelemetry(amounts={"reward": self.reward(before, outcome, after)})
         )
-
-    def episodes(self) -> tuple[EpisodeCompleted, ...]:
-        """None: `play_episodes` counts them."""
-        return ()
 
 
 class RulePolicy:
@@ -136,7 +123,7 @@ def make_learner(
     return SimicClient(
         agent,
         context_of(world),
-        SandboxAccounts(reward),
+        EpisodeRewards(SandboxPricing(reward)),
         RewardNormalizer() if scale is None else scale,
         horizon=world.horizon,
         run_seed=run_seed,

@@ -8,11 +8,9 @@ the same step loop.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Protocol
 
 import torch
 
@@ -24,7 +22,6 @@ from esper.leyline import (
     EpisodeCompleted,
     EpochReport,
     ModelFileError,
-    NumericFailure,
     PolicyProtocol,
     derive_seed,
 )
@@ -36,7 +33,7 @@ from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.simic.training.batch_ops import batch_signals_to_features
-from esper.simic.training.episode_rewards import StepAccount
+from esper.simic.training.episode_rewards import EpisodeRewards, StepReward, price_step
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
@@ -87,29 +84,14 @@ class StepFacts:
     before: ActionExecutionResult
     after: ActionExecutionResult
     specs: tuple[ActionSpec, ...]
-    accounts: tuple[StepAccount | None, ...]
+    rewards: tuple[StepReward | None, ...]
+    """None for an env whose episode was over before, or whose worker was lost."""
     scaled: tuple[float | None, ...]
     """Rewards as the agent learns from them; None where there is nothing to learn, or the scale is not known yet."""
     observation: Observation | None
     """What the agent saw when it chose; None for a fixed controller."""
     decision: Decision | None
     """What it thought."""
-
-
-class Accounts(Protocol):
-    """Who prices the steps of a round and sums up its episodes."""
-
-    def begin(self, state: ActionExecutionResult) -> None:
-        """Opens the books of a round."""
-
-    def compute(self, env: int, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> StepAccount:
-        """Prices one transition of the env at this position; notes nothing."""
-
-    def book(self, before: ActionExecutionResult, after: ActionExecutionResult) -> tuple[StepAccount | None, ...]:
-        """Prices and notes one step of every env; None for an env whose episode was over, or was lost."""
-
-    def episodes(self) -> tuple[EpisodeCompleted, ...]:
-        """The episodes as they stand, in env order."""
 
 
 class FrozenPolicy:
@@ -177,7 +159,7 @@ class SimicClient(FrozenPolicy):
     Args:
         agent: Learns in `update`.
         context: The hosts.
-        accounts: The reward.
+        rewards: Prices steps and sums up episodes.
         scale: Reward scale; frozen during a round, refreshed after its update. Before the first update it is not
             known: the first round is stored as it was paid and scaled as a whole when it is over.
         horizon: Steps of an episode.
@@ -188,14 +170,14 @@ class SimicClient(FrozenPolicy):
         self,
         agent: PPOAgent,
         context: FeatureContext,
-        accounts: Accounts,
+        rewards: EpisodeRewards,
         scale: RewardNormalizer,
         *,
         horizon: int,
         run_seed: int,
     ) -> None:
         super().__init__(agent, context, run_seed=run_seed, greedy=False)
-        self.accounts = accounts
+        self.rewards = rewards
         self.scale = scale
         self._horizon = horizon
         self._specs: tuple[ActionSpec, ...] = ()
@@ -209,7 +191,7 @@ class SimicClient(FrozenPolicy):
     def begin(self, state: ActionExecutionResult) -> None:
         """Starts a round."""
         super().begin(state)
-        self.accounts.begin(state)
+        self.rewards.begin(state)
         self._paid = [[] for _ in state.reports]
         self._num_clipped_before = self.scale.num_clipped
         if self.buffer is None or self.buffer.num_envs != len(state.reports):
@@ -223,9 +205,8 @@ class SimicClient(FrozenPolicy):
         return specs
 
     def compute_reward(self, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
-        """Reward of a transition that the round has reached."""
-        env = next(env for env, spec in enumerate(self._specs) if spec.env_id == before.env_id)
-        return self.accounts.compute(env, before, outcome, after).components.total
+        """Reward of the next transition of its env's episode, before scaling."""
+        return self.rewards.compute_reward(before, outcome, after)
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Prices the step and writes it into the buffer.
@@ -237,9 +218,7 @@ class SimicClient(FrozenPolicy):
         assert self._decision is not None
         super().store(before, after)
         self._bootstrap_lost(before, after)
-        accounts = self.accounts.book(before, after)
-        _check_finite(accounts, after.reports)
-        rewards = [None if account is None else account.components.total for account in accounts]
+        rewards = price_step(self, before, after)
         stored = [None if reward is None else self._in_units(reward) for reward in rewards]
         self.buffer.write(self._batch(after, stored))
         for paid, reward in zip(self._paid, rewards, strict=True):
@@ -248,7 +227,7 @@ class SimicClient(FrozenPolicy):
             before=before,
             after=after,
             specs=self._specs,
-            accounts=accounts,
+            rewards=_priced(self.rewards, rewards, after.reports),
             scaled=tuple(stored) if self.scale.count else (None,) * len(stored),
             observation=self._observation,
             decision=self._decision,
@@ -298,32 +277,30 @@ class SimicClient(FrozenPolicy):
 
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
-        return self.accounts.episodes()
+        return self.rewards.episodes()
 
 
-def _check_finite(accounts: Sequence[StepAccount | None], reports: Sequence[EpochReport]) -> None:
-    for account, report in zip(accounts, reports, strict=True):
-        for term, amount in () if account is None else account.components.amounts.items():
-            if not math.isfinite(amount):
-                raise NumericFailure(
-                    f"env {report.env_id}, episode {report.episode}, epoch {report.epochs_done}: expected a finite "
-                    f"reward, got {amount} from its term {term!r}. Nothing was learned from it; look at the host's "
-                    "metrics of that epoch and at the weight of that term"
-                )
+def _priced(
+    rewards: EpisodeRewards, paid: Sequence[float | None], reports: Sequence[EpochReport]
+) -> tuple[StepReward | None, ...]:
+    return tuple(
+        None if reward is None else rewards.last_step(report.env_id)
+        for reward, report in zip(paid, reports, strict=True)
+    )
 
 
 class FixedClient:
     """A controller that follows a rule: paid and logged like a learning one, but `update` learns nothing."""
 
-    def __init__(self, policy: PolicyProtocol, accounts: Accounts) -> None:
+    def __init__(self, policy: PolicyProtocol, rewards: EpisodeRewards) -> None:
         self.policy = policy
-        self.accounts = accounts
+        self.rewards = rewards
         self.last_step: StepFacts
         self._specs: tuple[ActionSpec, ...] = ()
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Starts a round."""
-        self.accounts.begin(state)
+        self.rewards.begin(state)
         self.policy.begin(state)
 
     def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
@@ -334,13 +311,13 @@ class FixedClient:
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Prices the step for the log."""
         self.policy.store(before, after)
-        accounts = self.accounts.book(before, after)
+        rewards = price_step(self.rewards, before, after)
         self.last_step = StepFacts(
             before=before,
             after=after,
             specs=self._specs,
-            accounts=accounts,
-            scaled=(None,) * len(accounts),
+            rewards=_priced(self.rewards, rewards, after.reports),
+            scaled=(None,) * len(rewards),
             observation=None,
             decision=None,
         )
@@ -350,4 +327,4 @@ class FixedClient:
 
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
-        return self.accounts.episodes()
+        return self.rewards.episodes()

@@ -1,4 +1,4 @@
-"""Episodes in the books: lost workers, rollbacks, and what a step pays."""
+"""Rewards and sums of episodes: lost workers, rollbacks, and what a step pays."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from esper.leyline import RollbackReason, SeedStage
 from esper.simic.client import SimicClient
-from esper.simic.training.episode_rewards import EpisodeAccounts, num_contributing_fossils
+from esper.simic.training.episode_rewards import EpisodeRewards, num_contributing_fossils, price_step
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
@@ -26,21 +26,22 @@ def changed(state, env, **fields):
     return replace(state, reports=tuple(reports))
 
 
-def booked(steps, client, change=lambda number, after: after):
-    accounts = EpisodeAccounts(client.accounts.pricing)
-    accounts.begin(steps[0].before)
+def priced(steps, client, change=lambda number, after: after):
+    rewards = EpisodeRewards(client.rewards.pricing)
+    rewards.begin(steps[0].before)
     before, rows = steps[0].before, []
     for number, facts in enumerate(steps):
         after = change(number, facts.after)
-        rows.append(accounts.book(before, after))
+        paid = price_step(rewards, before, after)
+        rows.append(tuple(None if each is None else rewards.last_step(env) for env, each in enumerate(paid)))
         before = after
-    return rows, accounts.episodes()
+    return rows, rewards.episodes()
 
 
-def test_replaying_the_steps_gives_the_same_books(played):
+def test_replaying_the_steps_gives_the_same_rewards_and_episodes(played):
     steps, client = played
-    rows, episodes = booked(steps, client)
-    assert rows == [facts.accounts for facts in steps]
+    rows, episodes = priced(steps, client)
+    assert rows == [facts.rewards for facts in steps]
     assert episodes == client.episode_stats()
 
 
@@ -52,8 +53,8 @@ def test_a_rollback_is_paid_where_it_happened_and_ends_the_episode(played):
             return after
         return changed(after, 0, terminal=True, rollback_reason=RollbackReason.DIVERGENCE)
 
-    rows, episodes = booked(steps, client, roll_back)
-    penalty = client.accounts.pricing.config.weights.rollback
+    rows, episodes = priced(steps, client, roll_back)
+    penalty = client.rewards.pricing.config.weights.rollback
     assert rows[1][0].components.amounts["rollback"] == -penalty
     assert [row[0] for row in rows[2:]] == [None, None]
     assert episodes[0].end == "rolled_back"
@@ -77,7 +78,7 @@ def test_a_lost_worker_ends_the_episode_without_a_price(played):
         gone = changed(after, 1, terminal=True)
         return replace(gone, truncated_bootstrap_targets={gone.reports[1].env_id: None})
 
-    rows, episodes = booked(steps, client, lose)
+    rows, episodes = priced(steps, client, lose)
     assert rows[1][1] is not None
     assert [row[1] for row in rows[2:]] == [None, None]
     assert (episodes[1].end, episodes[1].num_epochs) == ("worker_lost", 2)

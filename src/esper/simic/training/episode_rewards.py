@@ -1,11 +1,12 @@
-"""The books of a round: every step priced, every episode summed up. Knows reports and rewards, no policy."""
+"""Prices every step of a round and sums up its episodes. Knows reports and rewards, no policy."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from esper.leyline import (
     ActionExecutionResult,
@@ -14,6 +15,8 @@ from esper.leyline import (
     EpochReport,
     HostLayout,
     LifecycleOp,
+    NumericFailure,
+    RewardProtocol,
     SeedStage,
     record,
 )
@@ -32,8 +35,27 @@ from esper.simic.rewards import (
 
 
 @record
-class Pricing:
-    """How transitions are paid: a reward mode and what its terms need."""
+class StepReward:
+    """One priced transition."""
+
+    components: RewardComponentsTelemetry
+    suspicions: tuple[HackingSuspicion, ...] = ()
+    ledger: Ledger | None = None
+    """What the price of the next transition depends on."""
+
+
+class Pricing(Protocol):
+    """What a transition is worth."""
+
+    def price(
+        self, ledger: Ledger | None, before: EpochReport, outcome: ActionOutcome, after: EpochReport
+    ) -> StepReward:
+        """Prices (s, a, s'). `ledger` is that of the transition before; None at the start of an episode."""
+
+
+@record
+class ModePricing:
+    """A reward mode and what its terms need."""
 
     mode: str
     config: RewardConfig
@@ -42,104 +64,115 @@ class Pricing:
     def __post_init__(self) -> None:
         check_mode(self.mode, self.config)
 
-
-@record
-class StepAccount:
-    """One env's finished step. None in place of one means that its episode was over before."""
-
-    components: RewardComponentsTelemetry
-    suspicions: tuple[HackingSuspicion, ...]
-
-
-@dataclass(slots=True)
-class _Book:
-    """What is noted about one env's running episode."""
-
-    ledger: Ledger
-    last: EpochReport
-    best_accuracy_pct: float
-    num_epochs: int = 0
-    end: Literal["completed", "rolled_back", "worker_lost"] = "completed"
-    components: Counter[str] = field(default_factory=Counter)
-    ops: Counter[str] = field(default_factory=Counter)
-
-
-class EpisodeAccounts:
-    """Prices the steps of a round and sums up its episodes, for any controller."""
-
-    def __init__(self, pricing: Pricing) -> None:
-        self.pricing = pricing
-        self._books: list[_Book] = []
-
-    def begin(self, state: ActionExecutionResult) -> None:
-        """Opens the books of a round."""
-        self._books = [
-            _Book(
-                ledger=open_ledger(report, self.pricing.config), last=report, best_accuracy_pct=report.val_accuracy_pct
-            )
-            for report in state.reports
-        ]
-
-    def compute(self, env: int, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> StepAccount:
-        """Prices one transition of the env at this position; notes nothing."""
-        config, ledger = self.pricing.config, self._books[env].ledger
-        ledger_after = advance_ledger(ledger, outcome, after, config)
+    def price(
+        self, ledger: Ledger | None, before: EpochReport, outcome: ActionOutcome, after: EpochReport
+    ) -> StepReward:
+        """Prices (s, a, s')."""
+        earlier = open_ledger(before, self.config) if ledger is None else ledger
+        later = advance_ledger(earlier, outcome, after, self.config)
         inputs = RewardInputs(
             before=before,
             outcome=outcome,
             after=after,
-            ledger=ledger,
-            ledger_after=ledger_after,
-            layout=self.pricing.layout,
-            config=config,
+            ledger=earlier,
+            ledger_after=later,
+            layout=self.layout,
+            config=self.config,
         )
-        found = () if after.rollback_reason is not None else suspicions(after, ledger_after, config)
-        return StepAccount(components=compute_components(self.pricing.mode, inputs), suspicions=found)
-
-    def book(self, before: ActionExecutionResult, after: ActionExecutionResult) -> tuple[StepAccount | None, ...]:
-        """Prices and notes one step of every env."""
-        rows = zip(before.reports, after.outcomes, after.reports, strict=True)
-        return tuple(
-            self._book_env(env, earlier, outcome, later, lost=later.env_id in after.truncated_bootstrap_targets)
-            for env, (earlier, outcome, later) in enumerate(rows)
+        return StepReward(
+            components=compute_components(self.mode, inputs),
+            suspicions=() if after.rollback_reason is not None else suspicions(after, later, self.config),
+            ledger=later,
         )
 
-    def _book_env(
-        self, env: int, before: EpochReport, outcome: ActionOutcome, after: EpochReport, *, lost: bool
-    ) -> StepAccount | None:
-        book = self._books[env]
-        if before.terminal:
-            return None
-        if lost:
-            book.end = "worker_lost"
-            return None
-        account = self.compute(env, before, outcome, after)
-        book.ledger = advance_ledger(book.ledger, outcome, after, self.pricing.config)
-        book.last = after
-        book.num_epochs += 1
-        book.best_accuracy_pct = max(book.best_accuracy_pct, after.val_accuracy_pct)
-        book.components.update(account.components.amounts)
-        book.ops[outcome.op.name] += outcome.applied
-        if after.terminal and after.rollback_reason is not None:
-            book.end = "rolled_back"
-        return account
+
+@dataclass(slots=True)
+class _Episode:
+    """One env's episode so far."""
+
+    last: EpochReport
+    best_accuracy_pct: float
+    num_epochs: int = 0
+    step: StepReward | None = None
+    components: Counter[str] = field(default_factory=Counter)
+    ops: Counter[str] = field(default_factory=Counter)
+
+
+class EpisodeRewards:
+    """Prices the steps of a round and sums up its episodes, for any controller."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing = pricing
+        self._episodes: dict[int, _Episode] = {}
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Starts a round."""
+        self._episodes = {
+            report.env_id: _Episode(last=report, best_accuracy_pct=report.val_accuracy_pct) for report in state.reports
+        }
+
+    def compute_reward(self, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
+        """Prices the next transition of its env's episode and adds it there.
+
+        Raises:
+            NumericFailure: A term is not finite. Nothing was added.
+        """
+        episode = self._episodes[before.env_id]
+        step = self.pricing.price(None if episode.step is None else episode.step.ledger, before, outcome, after)
+        for term, amount in step.components.amounts.items():
+            if not math.isfinite(amount):
+                raise NumericFailure(
+                    f"env {after.env_id}, episode {after.episode}, epoch {after.epochs_done}: expected a finite "
+                    f"reward, got {amount} from its term {term!r}. Nothing was learned from it; look at the host's "
+                    "metrics of that epoch and at the weight of that term"
+                )
+        episode.step, episode.last = step, after
+        episode.num_epochs += 1
+        episode.best_accuracy_pct = max(episode.best_accuracy_pct, after.val_accuracy_pct)
+        episode.components.update(step.components.amounts)
+        episode.ops[outcome.op.name] += outcome.applied
+        return step.components.total
+
+    def last_step(self, env_id: int) -> StepReward:
+        """The transition of an env that was priced last."""
+        step = self._episodes[env_id].step
+        assert step is not None
+        return step
 
     def episodes(self) -> tuple[EpisodeCompleted, ...]:
-        """The episodes as they stand, in env order."""
-        return tuple(_close(book) for book in self._books)
+        """The round's finished episodes, in env order."""
+        return tuple(_completed(episode) for episode in self._episodes.values())
 
 
-def _close(book: _Book) -> EpisodeCompleted:
-    last, ops = book.last, book.ops
+def price_step(
+    rewards: RewardProtocol, before: ActionExecutionResult, after: ActionExecutionResult
+) -> list[float | None]:
+    """The reward of each env; None where the episode was over before, or its worker was lost."""
+    return [
+        None
+        if earlier.terminal or later.env_id in after.truncated_bootstrap_targets
+        else rewards.compute_reward(earlier, outcome, later)
+        for earlier, outcome, later in zip(before.reports, after.outcomes, after.reports, strict=True)
+    ]
+
+
+def _completed(episode: _Episode) -> EpisodeCompleted:
+    last, ops = episode.last, episode.ops
+    end: Literal["completed", "rolled_back", "worker_lost"]
+    if not last.terminal:  # what followed was not priced
+        end = "worker_lost"
+    elif last.rollback_reason is not None:
+        end = "rolled_back"
+    else:
+        end = "completed"
     germinated, fossilized = ops[LifecycleOp.GERMINATE.name], ops[LifecycleOp.FOSSILIZE.name]
     # A seed that fails its probe leaves without an op. What a rollback undid is still a seed without an end.
-    undone = book.end == "rolled_back"
-    alive = germinated - fossilized - ops[LifecycleOp.PRUNE.name] if undone else last.num_live
+    alive = germinated - fossilized - ops[LifecycleOp.PRUNE.name] if end == "rolled_back" else last.num_live
     return EpisodeCompleted(
-        end=book.end,
-        num_epochs=book.num_epochs,
+        end=end,
+        num_epochs=episode.num_epochs,
         final_accuracy_pct=last.val_accuracy_pct,
-        best_accuracy_pct=book.best_accuracy_pct,
+        best_accuracy_pct=episode.best_accuracy_pct,
         committed_accuracy_pct=last.committed_accuracy_pct,
         final_loss=last.val_loss,
         params_added=last.total_params - last.host_params,
@@ -149,8 +182,8 @@ def _close(book: _Book) -> EpisodeCompleted:
         num_pruned=germinated - fossilized - alive,
         num_alive=alive,
         num_contributing_fossils=num_contributing_fossils(last),
-        return_raw=sum(book.components.values()),
-        components_sum=dict(book.components),
+        return_raw=sum(episode.components.values()),
+        components_sum=dict(episode.components),
         num_ops={op.name: ops[op.name] for op in LifecycleOp},
     )
 

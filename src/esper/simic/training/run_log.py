@@ -57,7 +57,7 @@ from esper.simic.telemetry.report_events import (
 )
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 from esper.simic.training.counterfactual_eval import points
-from esper.simic.training.episode_rewards import StepAccount
+from esper.simic.training.episode_rewards import StepReward
 from esper.simic.training.step_payloads import decision_records
 
 T = TelemetryEventType
@@ -136,9 +136,9 @@ class RunLog:
             if facts.decision is None or T.ACTION_TAKEN not in self._outbox.wanted
             else self._decisions(facts, facts.decision, reads)
         )
-        for env, account in enumerate(facts.accounts):
-            if account is not None:
-                self._env_step(facts, env, account, None if decisions is None else decisions[env])
+        for env, reward in enumerate(facts.rewards):
+            if reward is not None:
+                self._env_step(facts, env, reward, None if decisions is None else decisions[env])
         apply_slot_telemetry(self._outbox, self._escalation, map(self._context, facts.after.reports))
 
     def _decisions(self, facts: StepFacts, decision: AgentDecision, reads: PolicyReads) -> list[Decision]:
@@ -147,7 +147,7 @@ class RunLog:
         seen = reads.seen(facts, closer) if closer else {}
         return decision_records(decision, facts.specs, self._layout, closer, seen)
 
-    def _env_step(self, facts: StepFacts, env: int, account: StepAccount, decision: Decision | None) -> None:
+    def _env_step(self, facts: StepFacts, env: int, reward: StepReward, decision: Decision | None) -> None:
         before, report = facts.before.reports[env], facts.after.reports[env]
         spec, outcome = facts.specs[env], facts.after.outcomes[env]
         ctx = self._context(before)
@@ -170,11 +170,11 @@ class RunLog:
                 spec,
                 outcome,
                 decision,
-                account.components,
+                reward.components,
                 facts.scaled[env],
                 forced=sum(facts.before.post_action_masks[env].op) == 1,
             )
-        self._suspicions.emit(self._hub, ctx, account.suspicions)
+        self._suspicions.emit(self._hub, ctx, reward.suspicions)
         found = self._detector.check_all(EpochInputs(report=report), ctx)
         emit_anomaly_diagnostics(self._hub, found, ctx)
         handle_telemetry_escalation(found, self._escalation, ctx)

@@ -44,7 +44,7 @@ from esper.simic.telemetry.opening import open_hub
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
-from esper.simic.training.episode_rewards import EpisodeAccounts, Pricing
+from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
 from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.step_payloads import seen_by_policy
 from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
@@ -327,11 +327,11 @@ def _client(
 ) -> SimicClient | FixedClient:
     gamma = default_gamma(task.horizon) if config.gamma is None else config.gamma
     prices = reward_config(task, gamma, config.reward_weights, scale)
-    accounts = EpisodeAccounts(Pricing(mode=config.reward_mode, config=prices, layout=layout))
+    rewards = EpisodeRewards(ModePricing(mode=config.reward_mode, config=prices, layout=layout))
     if config.controller != LEARNED:
         setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
-        return FixedClient(make_controller(config.controller, setting), accounts)
-    rewards = RewardNormalizer()
+        return FixedClient(make_controller(config.controller, setting), rewards)
+    scaling = RewardNormalizer()
     _warn_of_short_sight(gamma, task.horizon)
     if saved is None:
         ppo = config.ppo_config(episode_length=task.horizon, gamma=gamma)
@@ -340,9 +340,9 @@ def _client(
         assert saved.agent is not None
         assert saved.reward_scale is not None
         agent = saved.agent
-        rewards.load_state_dict(saved.reward_scale)
+        scaling.load_state_dict(saved.reward_scale)
     context = FeatureContext(layout=layout, lifecycle=task.lifecycle, num_classes=task.num_classes)
-    return SimicClient(agent, context, accounts, rewards, horizon=task.horizon, run_seed=config.seed)
+    return SimicClient(agent, context, rewards, scaling, horizon=task.horizon, run_seed=config.seed)
 
 
 def _warn_of_short_sight(gamma: float, horizon: int) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.simic.training.episode_rewards import EpisodeAccounts
+from esper.simic.training.episode_rewards import EpisodeRewards, price_step
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
@@ -22,26 +22,26 @@ def played():
 
 def test_credit_is_paid_in_advance_and_settled(played):
     heard, trainer = played
-    gamma = trainer.client.accounts.pricing.config.gamma
+    gamma = trainer.client.rewards.pricing.config.gamma
     for env in range(4):
-        paid = [facts.accounts[env].components.amounts["credit"] for facts in heard.steps]
+        paid = [facts.rewards[env].components.amounts["credit"] for facts in heard.steps]
         discounted = sum(gamma**step * amount for step, amount in enumerate(paid))
         assert discounted == pytest.approx(0.0, abs=1e-9)
-    everything = [facts.accounts[env].components.amounts["credit"] for facts in heard.steps for env in range(4)]
+    everything = [facts.rewards[env].components.amounts["credit"] for facts in heard.steps for env in range(4)]
     assert max(everything) > 0.0, "somebody must have earned an advance, or this test shows nothing"
 
 
 def test_every_env_has_a_ledger_of_its_own(played):
     heard, trainer = played
-    alone = EpisodeAccounts(trainer.client.accounts.pricing)
+    alone = EpisodeRewards(trainer.client.rewards.pricing)
     # Env 2 priced by itself must get what it got beside the others.
     first = heard.steps[0].before
     alone.begin(replace(first, reports=first.reports[2:3], post_action_masks=first.post_action_masks[2:3]))
     for facts in heard.steps:
         before = replace(facts.before, reports=facts.before.reports[2:3])
         after = replace(facts.after, reports=facts.after.reports[2:3], outcomes=facts.after.outcomes[2:3])
-        (account,) = alone.book(before, after)
-        assert account == facts.accounts[2]
+        price_step(alone, before, after)
+        assert alone.last_step(2) == facts.rewards[2]
 
 
 def test_a_new_round_starts_with_empty_ledgers():
@@ -49,4 +49,4 @@ def test_a_new_round_starts_with_empty_ledgers():
     with open_trainer(replace(RUN, rounds=2, envs=2, episode_length=8), heard, NeverStop()) as trainer:
         trainer.run()
     first_of_second = heard.steps[8]
-    assert all(account.components.amounts["credit"] == 0.0 for account in first_of_second.accounts)
+    assert all(account.components.amounts["credit"] == 0.0 for account in first_of_second.rewards)
