@@ -90,9 +90,7 @@ class SandboxPricing:
         self, ledger: Ledger | None, before: EpochReport, outcome: ActionOutcome, after: EpochReport
     ) -> StepReward:
         """Prices one transition."""
-        return StepReward(
-            components=RewardComponentsTelemetry(amounts={"reward": self.reward(before, outcome, after)})
-        )
+        return StepReward(components=RewardComponentsTelemetry(amounts={"reward": self.reward(before, outcome, after)}))
 
 
 class RulePolicy:
