@@ -13,14 +13,12 @@ from esper.leyline import (
     CoalitionTable,
     coalition_mask,
     coalitions_to_measure,
-    committed,
     contribution,
     full_coalition,
     interaction,
     interaction_sum,
     shapley,
     solo,
-    total_gain,
 )
 
 POINTS = st.floats(min_value=0.0, max_value=100.0, allow_nan=False)
@@ -56,7 +54,7 @@ def test_shapley_shares_out_the_total_gain_exactly(game: tuple[dict[int, float],
     values, players = game
     found = shapley(values, players)
     assert found is not None
-    gain = total_gain(values, players)
+    gain = values[full_coalition(players)] - values[0]
     assert gain is not None
     assert math.fsum(found) == pytest.approx(gain, abs=1e-9)
 
@@ -120,7 +118,6 @@ def test_beyond_three_players_contributions_stay_measurable_and_the_rest_is_unme
     assert len(set(masks)) == len(masks) <= players + 3
     values = {mask: float(mask) for mask in masks}
     assert all(contribution(values, players, player) == 2**player for player in range(players))
-    assert total_gain(values, players) == full_coalition(players)
     assert fossils in values
     assert shapley(values, players) is None
 
@@ -129,16 +126,12 @@ def test_what_was_not_measured_is_none() -> None:
     values = {0b11: 60.0, 0b01: 55.0}
     assert contribution(values, 2, 1) == 5.0
     assert contribution(values, 2, 0) is None
-    assert total_gain(values, 2) is None
     assert solo(values, 0) is None
     assert interaction(values, 0, 1) is None
     assert interaction_sum(values, 2, 0) is None
     assert shapley(values, 2) is None
 
 
-def test_committed_reads_exactly_the_fossils() -> None:
-    table = CoalitionTable(slot_ids=("r0c0", "r0c2"), accuracy_pct={0: 10.0, 1: 20.0, 2: 30.0}, loss={})
-    assert coalition_mask(table, ["r0c2"]) == 0b10
-    assert committed(table, table.accuracy_pct, []) == 10.0
-    assert committed(table, table.accuracy_pct, ["r0c2"]) == 30.0
-    assert committed(table, table.accuracy_pct, ["r0c0", "r0c2"]) is None
+def test_a_mask_enables_exactly_the_named_slots() -> None:
+    table = CoalitionTable(slot_ids=("r0c0", "r0c2"), accuracy_pct={}, loss={})
+    assert [coalition_mask(table, slots) for slots in ([], ["r0c2"], ["r0c0", "r0c2"])] == [0b00, 0b10, 0b11]

@@ -24,11 +24,7 @@ from esper.leyline import (
     derive_seed,
 )
 
-RECORDS = {
-    name: made
-    for name in esper.leyline.__all__
-    if isinstance(made := getattr(esper.leyline, name), type) and is_dataclass(made)
-}
+RECORDS = {name: made for name, made in vars(esper.leyline).items() if isinstance(made, type) and is_dataclass(made)}
 
 
 @pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)

@@ -48,11 +48,6 @@ def contribution(values: Mapping[int, float], num_players: int, player: int) -> 
     return _difference(values, full, full & ~(1 << player))
 
 
-def total_gain(values: Mapping[int, float], num_players: int) -> float | None:
-    """Points of all players together over none of them."""
-    return _difference(values, full_coalition(num_players), 0)
-
-
 def solo(values: Mapping[int, float], player: int) -> float | None:
     """Points of this player alone over none."""
     return _difference(values, 1 << player, 0)
@@ -79,11 +74,6 @@ def shapley(values: Mapping[int, float], num_players: int) -> tuple[float, ...] 
     if any(mask not in values for mask in range(full_coalition(num_players) + 1)):
         return None
     return tuple(_shapley(values, num_players, player) for player in range(num_players))
-
-
-def committed(table: CoalitionTable, values: Mapping[int, float], fossils: Iterable[str]) -> float | None:
-    """Points with exactly the fossils enabled: the network that would be delivered."""
-    return values.get(coalition_mask(table, fossils))
 
 
 def _difference(values: Mapping[int, float], mask: int, baseline: int) -> float | None:
