@@ -12,7 +12,7 @@ from torch import Tensor
 
 from esper.kasmina import begin_epoch, get_blueprint
 from esper.kasmina.objective import SeedMeter, attach, rms
-from esper.kasmina.operators import GateNetwork, delta
+from esper.kasmina.slot import GateNetwork, delta
 from esper.leyline import DEFAULT_LIFECYCLE, OPERATORS, OptimSpec, SeedStage
 from tests.growing import (
     ADAMW,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.kasmina import MorphogeneticModel, begin_epoch, blueprints_for
-from esper.kasmina.operators import GateNetwork, delta
+from esper.kasmina.slot import GateNetwork, delta
 from esper.leyline import BLENDS, OPERATORS, Cause, SeedStage
 from tests.growing import TOPOLOGIES, Run, bits, draw, loss_of, randomise_seed, start
 

@@ -2,7 +2,7 @@
 
 from esper.kasmina.blueprints import BLUEPRINTS, Blueprint, blueprints_for, get_blueprint
 from esper.kasmina.export import export_model, export_module
-from esper.kasmina.hosts import CNNHost, Host, HostSpec, MLPHost, TransformerHost, build_host, wrap_sequential
+from esper.kasmina.hosts import CNNHost, Host, HostSpec, MLPHost, TransformerHost, build_host
 from esper.kasmina.lifecycle import (
     EpochMeasurement,
     advance_active_seed,
@@ -12,8 +12,9 @@ from esper.kasmina.lifecycle import (
     resolve_target_slot,
 )
 from esper.kasmina.model import MorphogeneticModel, ParamCounts
-from esper.kasmina.persist import LoadedModel, ModelState, capture, load_model, restore, save_model
+from esper.kasmina.persist import ModelState, capture, load_model, restore, save_model
 from esper.kasmina.slot import SeedSlot
+from esper.kasmina.wrap import wrap_sequential
 
 __all__ = [
     "BLUEPRINTS",
@@ -22,7 +23,6 @@ __all__ = [
     "EpochMeasurement",
     "Host",
     "HostSpec",
-    "LoadedModel",
     "MLPHost",
     "ModelState",
     "MorphogeneticModel",

@@ -17,11 +17,10 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Residual
-from esper.kasmina.files import write_atomically
 from esper.kasmina.layers import evaluating
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.operators import GateNetwork, delta, mix
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.persist import untied, write_file
+from esper.kasmina.slot import GateNetwork, SeedSlot, delta, mix
 from esper.leyline import SeedStage
 
 ONNX_TOLERANCE = 1e-4
@@ -86,7 +85,7 @@ def export_model(model: MorphogeneticModel, path: str | Path, *, include_live: b
         content = writers[path.suffix](network, model.sample)
     else:
         raise ValueError(f"cannot tell the format of {path.name!r}: expected .pt2, .onnx or .safetensors")
-    write_atomically(path, content)
+    write_file(path, content)
 
 
 def _check(network: nn.Sequential, model: MorphogeneticModel, include_live: bool) -> None:
@@ -129,7 +128,8 @@ def _onnx(network: nn.Sequential, sample: Tensor) -> bytes:
 
 
 def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bool) -> bytes:
-    tensors, tied = _untied(network)
+    shared, tied = untied(network)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in shared.items()}
     kept = [slot for slot in model.all_slots() if _is_kept(slot, include_live)]
     architecture = {
         "host": {"kind": model.host.spec.kind, "kwargs": dict(model.host.spec.kwargs)},
@@ -149,16 +149,3 @@ def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bo
     if not all(torch.equal(tensor, tensors[name]) for name, tensor in from_safetensors(content).items()):
         raise ValueError("the written weights do not read back as they were")
     return content
-
-
-def _untied(network: nn.Sequential) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The state of the network with shared tensors once, and (other name -> first name) for those."""
-    first: dict[int, str] = {}
-    kept, tied = {}, {}
-    for name, tensor in network.state_dict(keep_vars=True).items():
-        if id(tensor) in first:
-            tied[name] = first[id(tensor)]
-        else:
-            first[id(tensor)] = name
-            kept[name] = tensor.detach().contiguous()
-    return kept, tied

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints import BLUEPRINTS
 from esper.kasmina.hosts import CHANNEL_AXIS, Host
 from esper.kasmina.layers import evaluating
-from esper.kasmina.operators import gate_params
+from esper.kasmina.slot import gate_params
 from esper.leyline import BlueprintCard, HostLayout, SlotSpec
 
 

@@ -13,8 +13,7 @@ from esper.kasmina.blueprints import Residual, blueprints_for, get_blueprint
 from esper.kasmina.hosts import Host
 from esper.kasmina.layers import evaluating, generator_for
 from esper.kasmina.layout import host_layout, slot_specs
-from esper.kasmina.operators import GateNetwork, delta
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.slot import GateNetwork, SeedSlot, delta
 from esper.leyline import (
     DEFAULT_LIFECYCLE,
     BlueprintCard,

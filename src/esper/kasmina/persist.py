@@ -16,15 +16,15 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Residual
-from esper.kasmina.files import write_atomically
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.kasmina.layers import generator_for
 from esper.kasmina.model import MorphogeneticModel, build_seed
-from esper.kasmina.operators import GateNetwork
+from esper.kasmina.slot import GateNetwork
 from esper.leyline import LifecycleConfig, ModelFileError, SeedStage, record
+from esper.leyline.files import write_atomic
 
 FORMAT = 1
 OPTIMIZER_PREFIX = "optimizer."
@@ -63,18 +63,10 @@ def capture(
     model: MorphogeneticModel, optimizer: NamedState | None = None, extra: Mapping[str, Any] | None = None
 ) -> ModelState:
     """Copies everything that determines how the model goes on: weights, lifecycle, measurements, optimizer state."""
-    canonical: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in canonical:
-            aliases[name] = canonical[id(tensor)]
-            continue
-        canonical[id(tensor)] = name
-        tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+    tensors, aliases = untied(model)
     if optimizer is not None:
-        for name, tensor in optimizer.named_state().items():
-            tensors[OPTIMIZER_PREFIX + name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        tensors |= {OPTIMIZER_PREFIX + name: tensor for name, tensor in optimizer.named_state().items()}
+    tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     tensors[SAMPLE] = model.sample.clone()
     facts = {
         "format": FORMAT,
@@ -92,6 +84,18 @@ def capture(
         "extra": dict(extra or {}),
     }
     return ModelState(facts=facts, tensors=tensors)
+
+
+def untied(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a module with shared ones once, and (other name -> first name) for those."""
+    first: dict[int, str] = {}
+    tensors, aliases = {}, {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if first.setdefault(id(tensor), name) == name:
+            tensors[name] = tensor
+        else:
+            aliases[name] = first[id(tensor)]
+    return tensors, aliases
 
 
 def restore(model: MorphogeneticModel, state: ModelState, optimizer: NamedState | None = None) -> None:
@@ -203,7 +207,14 @@ def save_model(
     state = capture(model, optimizer, extra)
     facts = encode_facts(state.facts)
     metadata = {"esper": facts, "sha256": _digest(facts, state.tensors)}
-    write_atomically(Path(path), to_safetensors(dict(state.tensors), metadata))
+    write_file(Path(path), to_safetensors(dict(state.tensors), metadata))
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replaces a file in one step; a missing folder is named."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path.name}: there is no folder {path.parent}")
+    write_atomic(path, content)
 
 
 def load_model(path: str | Path, *, host_factory: Callable[[], Host] | None = None) -> LoadedModel:

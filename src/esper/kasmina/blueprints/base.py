@@ -18,24 +18,33 @@ from esper.leyline import SlotSpec, record
 MIN_VALUES_PER_NORM = 4
 
 
+def always_fits(slot: SlotSpec) -> bool:
+    """For blueprints without a normalisation."""
+    return True
+
+
 @record
 class Blueprint:
     """A recipe for a seed. `key` is a permanent name; the order of registration is the order of the blueprint head."""
 
     key: str
-    topology: str
-    description: str
+    """"<topology>.<name>"."""
     mixing: str
-    nonlinear: bool
     body: Callable[[int, torch.Generator], nn.Module]
     """(channels, generator) -> f."""
     params: Callable[[int], int]
     """channels -> parameters, gamma included."""
     macs: Callable[[int, int], int]
     """(channels, positions) -> multiply-accumulates per row."""
-    fits: Callable[[SlotSpec], bool]
-    control: bool
+    fits: Callable[[SlotSpec], bool] = always_fits
+    nonlinear: bool = True
+    control: bool = False
     """True for seeds that change nothing and exist to test controllers; a task must name them to offer them."""
+
+    @property
+    def topology(self) -> str:
+        """Of the hosts it grows in."""
+        return self.key.partition(".")[0]
 
     def build(self, channels: int, generator: torch.Generator) -> Residual:
         """Makes the seed module."""
@@ -80,8 +89,3 @@ class NormMinusInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(x) - x
         return out
-
-
-def always_fits(slot: SlotSpec) -> bool:
-    """For blueprints without a normalisation."""
-    return True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, NormMinusInput, always_fits
+from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, NormMinusInput
 from esper.kasmina.layers import conv2d, group_norm, linear, norm_groups
 from esper.leyline import SlotSpec
 
@@ -49,10 +50,6 @@ def _depthwise(channels: int, generator: torch.Generator, dilation: int = 1) -> 
     )
 
 
-def _dilated(channels: int, generator: torch.Generator) -> nn.Module:
-    return _depthwise(channels, generator, dilation=2)
-
-
 def _bottleneck(channels: int, generator: torch.Generator) -> nn.Module:
     width = squeeze_width(channels)
     return nn.Sequential(
@@ -74,112 +71,72 @@ def _conv_deep(channels: int, generator: torch.Generator) -> nn.Module:
     return nn.Sequential(_conv(channels, generator), _conv(channels, generator))
 
 
-def _norm_sees_enough(channels: int, positions: int) -> bool:
-    return channels // norm_groups(channels) * positions >= MIN_VALUES_PER_NORM
+def _norm_sees_enough(slot: SlotSpec, channels: int | None = None) -> bool:
+    """True if a group norm over so many channels (the slot's if None) has something to normalise."""
+    channels = slot.channels if channels is None else channels
+    return channels // norm_groups(channels) * slot.positions >= MIN_VALUES_PER_NORM
 
 
-def _fits(slot: SlotSpec) -> bool:
-    return _norm_sees_enough(slot.channels, slot.positions)
-
-
-def _bottleneck_fits(slot: SlotSpec) -> bool:
-    return _norm_sees_enough(squeeze_width(slot.channels), slot.positions)
-
-
-def _blueprint(
-    name: str,
-    description: str,
-    mixing: str,
-    body: Callable[[int, torch.Generator], nn.Module],
-    params: Callable[[int], int],
-    macs: Callable[[int, int], int],
-    fits: Callable[[SlotSpec], bool] = _fits,
-    control: bool = False,
-) -> Blueprint:
-    return Blueprint(
-        key=f"cnn.{name}",
-        topology="cnn",
-        description=description,
-        mixing=mixing,
-        nonlinear=True,
-        body=body,
-        params=params,
-        macs=macs,
-        fits=fits,
-        control=control,
-    )
-
-
+CONV = Blueprint(
+    key="cnn.conv",
+    mixing="local",
+    body=_conv,
+    params=lambda c: 9 * c * c + 3 * c,
+    macs=lambda c, n: 9 * c * c * n,
+    fits=_norm_sees_enough,
+)
 CNN_BLUEPRINTS: tuple[Blueprint, ...] = (
-    _blueprint("norm", "group norm of the features", "none", _norm, lambda c: 3 * c, lambda c, n: 0),
-    _blueprint(
-        "se",
-        "rescale channels by a summary of the whole image",
-        "global",
-        ChannelScale,
-        lambda c: 2 * c * squeeze_width(c) + squeeze_width(c) + 2 * c,
-        lambda c, n: 2 * c * squeeze_width(c),
-        always_fits,
+    Blueprint(
+        key="cnn.norm", mixing="none", body=_norm, params=lambda c: 3 * c, macs=lambda c, n: 0, fits=_norm_sees_enough
     ),
-    _blueprint(
-        "pointwise",
-        "1x1 convolution",
-        "none",
-        _pointwise,
-        lambda c: c * c + 3 * c,
-        lambda c, n: c * c * n,
+    Blueprint(
+        key="cnn.se",
+        mixing="global",
+        body=ChannelScale,
+        params=lambda c: 2 * c * squeeze_width(c) + squeeze_width(c) + 2 * c,
+        macs=lambda c, n: 2 * c * squeeze_width(c),
     ),
-    _blueprint(
-        "depthwise",
-        "3x3 per channel, then 1x1",
-        "local",
-        _depthwise,
-        lambda c: c * c + 12 * c,
-        lambda c, n: (c * c + 9 * c) * n,
+    Blueprint(
+        key="cnn.pointwise",
+        mixing="none",
+        body=_pointwise,
+        params=lambda c: c * c + 3 * c,
+        macs=lambda c, n: c * c * n,
+        fits=_norm_sees_enough,
     ),
-    _blueprint(
-        "dilated",
-        "3x3 per channel over a 5x5 field, then 1x1",
-        "local",
-        _dilated,
-        lambda c: c * c + 12 * c,
-        lambda c, n: (c * c + 9 * c) * n,
+    Blueprint(
+        key="cnn.depthwise",
+        mixing="local",
+        body=_depthwise,
+        params=lambda c: c * c + 12 * c,
+        macs=lambda c, n: (c * c + 9 * c) * n,
+        fits=_norm_sees_enough,
     ),
-    _blueprint(
-        "bottleneck",
-        "narrow to a quarter, 3x3, widen again",
-        "local",
-        _bottleneck,
-        lambda c: 2 * c * squeeze_width(c) + 9 * squeeze_width(c) ** 2 + 4 * squeeze_width(c) + c,
-        lambda c, n: (2 * c * squeeze_width(c) + 9 * squeeze_width(c) ** 2) * n,
-        _bottleneck_fits,
+    Blueprint(
+        key="cnn.dilated",
+        mixing="local",
+        body=partial(_depthwise, dilation=2),
+        params=lambda c: c * c + 12 * c,
+        macs=lambda c, n: (c * c + 9 * c) * n,
+        fits=_norm_sees_enough,
     ),
-    _blueprint(
-        "conv",
-        "3x3 convolution",
-        "local",
-        _conv,
-        lambda c: 9 * c * c + 3 * c,
-        lambda c, n: 9 * c * c * n,
+    Blueprint(
+        key="cnn.bottleneck",
+        mixing="local",
+        body=_bottleneck,
+        params=lambda c: 2 * c * squeeze_width(c) + 9 * squeeze_width(c) ** 2 + 4 * squeeze_width(c) + c,
+        macs=lambda c, n: (2 * c * squeeze_width(c) + 9 * squeeze_width(c) ** 2) * n,
+        fits=lambda slot: _norm_sees_enough(slot, squeeze_width(slot.channels)),
     ),
-    _blueprint(
-        "conv_deep",
-        "two 3x3 convolutions",
-        "local",
-        _conv_deep,
-        lambda c: 18 * c * c + 5 * c,
-        lambda c, n: 18 * c * c * n,
+    CONV,
+    Blueprint(
+        key="cnn.conv_deep",
+        mixing="local",
+        body=_conv_deep,
+        params=lambda c: 18 * c * c + 5 * c,
+        macs=lambda c, n: 18 * c * c * n,
+        fits=_norm_sees_enough,
     ),
 )
 
-CNN_CONTROLS: tuple[Blueprint, ...] = (
-    _blueprint(
-        "inert",
-        "costs parameters, changes nothing",
-        "local",
-        _conv,
-        lambda c: 9 * c * c + 3 * c,
-        lambda c, n: 9 * c * c * n,
-        control=True,
-    ),
-)
+CNN_CONTROLS: tuple[Blueprint, ...] = (replace(CONV, key="cnn.inert", control=True),)

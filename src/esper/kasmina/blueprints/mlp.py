@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, NormMinusInput, always_fits
+from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, NormMinusInput
 from esper.kasmina.layers import linear
 from esper.leyline import SlotSpec
 
@@ -21,16 +20,6 @@ def lora_rank(channels: int) -> int:
 def small_width(channels: int) -> int:
     """Hidden width of the small perceptron seed."""
     return max(4, channels // 2)
-
-
-def double(channels: int) -> int:
-    """Twice the width."""
-    return 2 * channels
-
-
-def quadruple(channels: int) -> int:
-    """Four times the width."""
-    return 4 * channels
 
 
 class GLU(nn.Module):
@@ -47,7 +36,8 @@ class GLU(nn.Module):
         return out
 
 
-def _norm(channels: int, generator: torch.Generator) -> nn.Module:
+def layer_norm_change(channels: int, generator: torch.Generator) -> nn.Module:
+    """What a layer norm changes; it has nothing to draw."""
     return NormMinusInput(nn.LayerNorm(channels))
 
 
@@ -61,82 +51,49 @@ def perceptron(width: int, channels: int, generator: torch.Generator) -> nn.Sequ
     return nn.Sequential(linear(channels, width, generator), nn.GELU(), linear(width, channels, generator, bias=False))
 
 
-def _perceptron_body(width_of: Callable[[int], int], channels: int, generator: torch.Generator) -> nn.Module:
-    return perceptron(width_of(channels), channels, generator)
-
-
-def _perceptron(key: str, width_of: Callable[[int], int], description: str) -> Blueprint:
+def _perceptron(key: str, width_of: Callable[[int], int], *, control: bool = False) -> Blueprint:
     return Blueprint(
         key=key,
-        topology="mlp",
-        description=description,
         mixing="none",
-        nonlinear=True,
-        body=partial(_perceptron_body, width_of),
+        body=lambda c, generator: perceptron(width_of(c), c, generator),
         params=lambda c: 2 * c * width_of(c) + width_of(c) + c,
         macs=lambda c, n: 2 * c * width_of(c) * n,
-        fits=always_fits,
-        control=False,
+        control=control,
     )
 
 
-def _norm_fits(slot: SlotSpec) -> bool:
+def layer_norm_fits(slot: SlotSpec) -> bool:
+    """True if a layer norm has something to normalise."""
     return slot.channels >= MIN_VALUES_PER_NORM
 
 
 MLP_BLUEPRINTS: tuple[Blueprint, ...] = (
     Blueprint(
         key="mlp.norm",
-        topology="mlp",
-        description="layer norm of the features",
         mixing="none",
-        nonlinear=True,
-        body=_norm,
+        body=layer_norm_change,
         params=lambda c: 3 * c,
         macs=lambda c, n: 0,
-        fits=_norm_fits,
-        control=False,
+        fits=layer_norm_fits,
     ),
     Blueprint(
         key="mlp.lora",
-        topology="mlp",
-        description="low-rank linear map",
         mixing="none",
         nonlinear=False,
         body=_lora,
         params=lambda c: 2 * c * lora_rank(c) + c,
         macs=lambda c, n: 2 * c * lora_rank(c) * n,
-        fits=always_fits,
-        control=False,
     ),
-    _perceptron("mlp.mlp_small", small_width, "one hidden layer of half the width"),
-    _perceptron("mlp.mlp", double, "one hidden layer of twice the width"),
-    _perceptron("mlp.mlp_wide", quadruple, "one hidden layer of four times the width"),
+    _perceptron("mlp.mlp_small", small_width),
+    _perceptron("mlp.mlp", lambda c: 2 * c),
+    _perceptron("mlp.mlp_wide", lambda c: 4 * c),
     Blueprint(
         key="mlp.glu",
-        topology="mlp",
-        description="gated linear unit",
         mixing="none",
-        nonlinear=True,
         body=GLU,
         params=lambda c: 3 * c * c + 3 * c,
         macs=lambda c, n: 3 * c * c * n,
-        fits=always_fits,
-        control=False,
     ),
 )
 
-MLP_CONTROLS: tuple[Blueprint, ...] = (
-    Blueprint(
-        key="mlp.inert",
-        topology="mlp",
-        description="costs parameters, changes nothing",
-        mixing="none",
-        nonlinear=True,
-        body=partial(_perceptron_body, double),
-        params=lambda c: 4 * c * c + 3 * c,
-        macs=lambda c, n: 4 * c * c * n,
-        fits=always_fits,
-        control=True,
-    ),
-)
+MLP_CONTROLS: tuple[Blueprint, ...] = (_perceptron("mlp.inert", lambda c: 2 * c, control=True),)

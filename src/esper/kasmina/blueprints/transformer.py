@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.base import MIN_VALUES_PER_NORM, Blueprint, NormMinusInput
-from esper.kasmina.blueprints.mlp import perceptron
+from esper.kasmina.blueprints.base import Blueprint
+from esper.kasmina.blueprints.mlp import layer_norm_change, layer_norm_fits, perceptron
 from esper.kasmina.layers import depthwise_over_time, linear
-from esper.leyline import SlotSpec
 
 HEADS = 4
 TIME_WIDTH = 4
@@ -48,10 +47,6 @@ class CausalAttention(nn.Module):
         return out
 
 
-def _norm(channels: int, generator: torch.Generator) -> nn.Module:
-    return NormMinusInput(nn.LayerNorm(channels))
-
-
 def _lora(rank: int, channels: int, generator: torch.Generator) -> nn.Module:
     return nn.Sequential(
         nn.LayerNorm(channels),
@@ -64,97 +59,56 @@ def _mlp(factor: int, channels: int, generator: torch.Generator) -> nn.Module:
     return nn.Sequential(nn.LayerNorm(channels), perceptron(factor * channels, channels, generator))
 
 
-def _fits(slot: SlotSpec) -> bool:
-    return slot.channels >= MIN_VALUES_PER_NORM
+def _lora_row(key: str, rank: int) -> Blueprint:
+    return Blueprint(
+        key=key,
+        mixing="none",
+        nonlinear=False,
+        body=partial(_lora, rank),
+        params=lambda d: (2 * rank + 3) * d,
+        macs=lambda d, t: 2 * rank * d * t,
+        fits=layer_norm_fits,
+    )
 
 
-def _attention_fits(slot: SlotSpec) -> bool:
-    return _fits(slot) and slot.channels % HEADS == 0
+def _mlp_row(key: str, factor: int) -> Blueprint:
+    return Blueprint(
+        key=key,
+        mixing="none",
+        body=partial(_mlp, factor),
+        params=lambda d: 2 * factor * d * d + (factor + 3) * d,
+        macs=lambda d, t: 2 * factor * d * d * t,
+        fits=layer_norm_fits,
+    )
 
 
 TRANSFORMER_BLUEPRINTS: tuple[Blueprint, ...] = (
     Blueprint(
         key="transformer.norm",
-        topology="transformer",
-        description="layer norm of each token",
         mixing="none",
-        nonlinear=True,
-        body=_norm,
+        body=layer_norm_change,
         params=lambda d: 3 * d,
         macs=lambda d, t: 0,
-        fits=_fits,
-        control=False,
+        fits=layer_norm_fits,
     ),
-    Blueprint(
-        key="transformer.lora",
-        topology="transformer",
-        description="linear map of rank 8",
-        mixing="none",
-        nonlinear=False,
-        body=partial(_lora, 8),
-        params=lambda d: 19 * d,
-        macs=lambda d, t: 16 * d * t,
-        fits=_fits,
-        control=False,
-    ),
-    Blueprint(
-        key="transformer.lora_large",
-        topology="transformer",
-        description="linear map of rank 32",
-        mixing="none",
-        nonlinear=False,
-        body=partial(_lora, 32),
-        params=lambda d: 67 * d,
-        macs=lambda d, t: 64 * d * t,
-        fits=_fits,
-        control=False,
-    ),
+    _lora_row("transformer.lora", 8),
+    _lora_row("transformer.lora_large", 32),
     Blueprint(
         key="transformer.conv_causal",
-        topology="transformer",
-        description="mix of the last four tokens, per channel",
         mixing="local",
-        nonlinear=True,
         body=CausalConv,
         params=lambda d: 8 * d,
         macs=lambda d, t: 4 * d * t,
-        fits=_fits,
-        control=False,
+        fits=layer_norm_fits,
     ),
     Blueprint(
         key="transformer.attention",
-        topology="transformer",
-        description="attention over all earlier tokens",
         mixing="global",
-        nonlinear=True,
         body=CausalAttention,
         params=lambda d: 4 * d * d + 3 * d,
         macs=lambda d, t: (4 * d * d + 2 * d * t) * t,
-        fits=_attention_fits,
-        control=False,
+        fits=lambda slot: layer_norm_fits(slot) and slot.channels % HEADS == 0,
     ),
-    Blueprint(
-        key="transformer.mlp_small",
-        topology="transformer",
-        description="one hidden layer of twice the width",
-        mixing="none",
-        nonlinear=True,
-        body=partial(_mlp, 2),
-        params=lambda d: 4 * d * d + 5 * d,
-        macs=lambda d, t: 4 * d * d * t,
-        fits=_fits,
-        control=False,
-    ),
-    Blueprint(
-        key="transformer.mlp",
-        topology="transformer",
-        description="one hidden layer of four times the width",
-        mixing="none",
-        nonlinear=True,
-        body=partial(_mlp, 4),
-        params=lambda d: 8 * d * d + 7 * d,
-        macs=lambda d, t: 8 * d * d * t,
-        fits=_fits,
-        control=False,
-    ),
+    _mlp_row("transformer.mlp_small", 2),
+    _mlp_row("transformer.mlp", 4),
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.hosts.base import CHANNEL_AXIS, Host, HostSpec
+from esper.kasmina.hosts import CHANNEL_AXIS, Host, HostSpec
 from esper.kasmina.layers import evaluating
 
 
