@@ -79,7 +79,7 @@ def test_two_configurations_are_compared_on_the_same_hosts(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["--task", "digit_cnn"], "unknown task 'digit_cnn'. Known: digits_mlp"),
-        (["--gamma", "1.2"], "gamma must be in (0, 1], got 1.2 (from --gamma)"),
+        (["--gamma", "1.2"], "gamma must be in (0, 1], got 1.2"),
         (["--envs", "4", "--workers", "8"], "at most one worker per env. Lower --workers"),
         (["--preset", "huge"], "unknown preset 'huge'. Known: default"),
         (["--config-json", "none.json"], "configuration file none.json does not exist"),

@@ -265,13 +265,13 @@ PARASITE_WORLD = SimulationSpec(
     host=HOST,
 )
 
-EAGER = PPOConfig(learning_rate=1e-3, epsilon=0.15, epsilon_op=0.03)
+EAGER = PPOConfig(lr=1e-3, epsilon=0.15, epsilon_op=0.03)
 """For a short life: a higher learning rate and more exploration than a run on hosts has."""
 
 
 ABLATIONS: Mapping[str, Callable[[PPOConfig], PPOConfig]] = {
     "uniform_prior": lambda config: replace(config, op_prior=(0.0,) * len(OPS)),
-    "one_step": lambda config: replace(config, epochs=1, minibatches=1),
+    "one_step": lambda config: replace(config, ppo_epochs=1, minibatches=1),
     "magnified": lambda config: replace(config, advantage_std_floor=1e-3),
 }
 """Ingredients to take away: the sensible prior; all but one optimiser step per round, in which every ratio is 1; the

@@ -244,7 +244,7 @@ def test_no_step_is_taken_on_a_gradient_longer_than_the_limit() -> None:
 
 @pytest.mark.parametrize(("share_done", "left"), [(0.0, 1.0), (0.5, 0.55), (1.0, 0.1), (3.0, 0.1)])
 def test_steps_are_taken_at_the_learning_rate_of_the_schedule(share_done: float, left: float) -> None:
-    agent = small_agent(SPEC, learning_rate=1e-3, schedule_steps=1000)
+    agent = small_agent(SPEC, lr=1e-3, schedule_steps=1000)
     agent.env_steps = int(1000 * share_done)
     rates: list[float] = []
     watched_steps(agent, lambda: rates.extend(group["lr"] for group in agent.optimizer.param_groups))
@@ -267,9 +267,7 @@ def test_exploration_fades_over_the_last_half(env_steps: int, share: float) -> N
 @pytest.mark.parametrize("memory", [True, False])
 def test_a_second_update_begins_at_ratio_one_and_moves_on(memory: bool) -> None:
     """Observation statistics, exploration and memory of the first pass are those the round was lived with."""
-    agent = small_agent(
-        SPEC, learning_rate=1e-3, minibatches=1, epochs=4, target_kl=1e9, schedule_steps=100, memory=memory
-    )
+    agent = small_agent(SPEC, lr=1e-3, minibatches=1, ppo_epochs=4, target_kl=1e9, schedule_steps=100, memory=memory)
     for episode in range(2):
         agent.update(lived_buffer(agent, SPEC, envs=8, episode=episode))
         assert agent.last_ratios_B is not None

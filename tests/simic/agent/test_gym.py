@@ -22,7 +22,7 @@ from esper.simic.agent.experience import price
 from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
 from esper.simic.agent.gym_envs import TensorEnvs
 
-QUICK = {"steps_per_round": 32, "minibatches": 2, "width": 32, "learning_rate": 3e-3, "gamma": 0.9}
+QUICK = {"steps_per_round": 32, "minibatches": 2, "width": 32, "lr": 3e-3, "gamma": 0.9}
 
 
 class TwoDials(gymnasium.Env[Any, Any]):
@@ -180,9 +180,7 @@ def test_a_whole_round_at_once_gives_what_step_by_step_gave() -> None:
 
 def test_a_round_is_learned_from_as_it_was_lived() -> None:
     """Under the statistics it was acted with, at the rate of its schedule, and from the steps of episodes alone."""
-    config = GymConfig(
-        total_steps=36, steps_per_round=8, width=8, epochs=3, minibatches=1, target_kl=1e9, learning_rate=1e-2
-    )
+    config = GymConfig(total_steps=36, steps_per_round=8, width=8, ppo_epochs=3, minibatches=1, target_kl=1e9, lr=1e-2)
     ppo = RecurrentPPO(SyncVectorEnv([partial(Clock, truncates=True)] * 2), config, run_seed=0)
     for steps_before, update in zip((0, 12, 24), ppo.learn(), strict=True):
         first, *later = update.ratios_B.chunk(3)
@@ -206,11 +204,11 @@ TRIED: dict[str, Any] = {
     "width": 9,
     "gamma": 0.5,
     "lam": 0.5,
-    "epochs": 3,
+    "ppo_epochs": 3,
     "minibatches": 1,
     "clip_ratio": 0.05,
     "target_kl": 1e-4,
-    "learning_rate": 1e-2,
+    "lr": 1e-2,
     "entropy_coef": 0.5,
     "value_coef": 0.1,
     "max_grad_norm": 0.01,
@@ -218,7 +216,7 @@ TRIED: dict[str, Any] = {
 
 
 def weights_with(**changes: Any) -> list[bytes]:
-    usual = {"total_steps": 100, "steps_per_round": 16, "width": 8, "learning_rate": 3e-2, "target_kl": 1e9}
+    usual = {"total_steps": 100, "steps_per_round": 16, "width": 8, "lr": 3e-2, "target_kl": 1e9}
     ppo = RecurrentPPO(cue_recall(4), GymConfig(**usual | changes), run_seed=0, masks=call_action_masks)
     for _ in ppo.learn():
         pass
@@ -311,10 +309,10 @@ def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
     [
         ("gamma", 1.5, r"must be in \(0, 1\], got 1.5"),
         ("gamma", math.nan, r"must be in \(0, 1\], got nan"),
-        ("epochs", 2.5, "must be a whole number of at least 1, got 2.5"),
-        ("epochs", 0, "must be a whole number of at least 1, got 0"),
+        ("ppo_epochs", 2.5, "must be a whole number of at least 1, got 2.5"),
+        ("ppo_epochs", 0, "must be a whole number of at least 1, got 0"),
         ("total_steps", math.inf, "must be a whole number of at least 1, got inf"),
-        ("learning_rate", math.inf, "must be above 0 and finite, got inf"),
+        ("lr", math.inf, "must be above 0 and finite, got inf"),
         ("max_grad_norm", math.nan, "must be above 0 and finite, got nan"),
         ("value_coef", math.inf, "must be at least 0 and finite, got inf"),
         ("entropy_coef", math.nan, "must be at least 0 and finite, got nan"),

@@ -33,7 +33,7 @@ def test_minibatches_hold_every_env_exactly_once(num_envs: int, num_minibatches:
 
 def test_the_ratio_is_one_at_first_and_moves_after() -> None:
     spec = small_world()
-    agent = small_agent(spec, learning_rate=1e-3)
+    agent = small_agent(spec, lr=1e-3)
     rollout = lived_buffer(agent, spec, envs=8).rollout()
     experience = price(rollout, gamma=0.99, lam=0.95, std_floor=1.0)
     log_ratio = []
@@ -60,7 +60,7 @@ def test_a_head_that_no_gradient_reaches_is_told_as_missing() -> None:
 
 def test_an_update_reports_a_moving_ratio_and_every_head() -> None:
     spec = small_world()
-    agent = small_agent(spec, learning_rate=1e-3, target_kl=10.0)
+    agent = small_agent(spec, lr=1e-3, target_kl=10.0)
     metrics = agent.update(lived_buffer(agent, spec, envs=8))
     assert metrics["performed"]
     assert metrics["num_optimizer_steps"] == 16
@@ -73,7 +73,7 @@ def test_an_update_reports_a_moving_ratio_and_every_head() -> None:
 
 def test_passes_stop_once_the_policy_has_moved_far_enough() -> None:
     spec = small_world()
-    agent = small_agent(spec, learning_rate=1e-2, target_kl=1e-3)
+    agent = small_agent(spec, lr=1e-2, target_kl=1e-3)
     metrics = agent.update(lived_buffer(agent, spec, envs=8))
     assert metrics["kl_stopped"]
     assert 0 < metrics["num_optimizer_steps"] < 16
@@ -86,8 +86,8 @@ def test_a_gradient_that_is_not_finite_reaches_no_weight() -> None:
     before = weights(agent)
     buffer.obs_TND[3, 5, 0] = torch.nan
     metrics = agent.update(buffer)
-    assert metrics["gradient_stats"]["num_nonfinite"] == agent.config.epochs
-    assert metrics["num_optimizer_steps"] == agent.config.epochs * (agent.config.minibatches - 1)
+    assert metrics["gradient_stats"]["num_nonfinite"] == agent.config.ppo_epochs
+    assert metrics["num_optimizer_steps"] == agent.config.ppo_epochs * (agent.config.minibatches - 1)
     after = weights(agent)
     assert all(torch.isfinite(tensor.double()).all() for tensor in after.values())
     assert not torch.equal(before["memory.weight_ih_l0"], after["memory.weight_ih_l0"])
@@ -226,8 +226,8 @@ def test_no_head_is_dead_after_a_thousand_steps_towards_waiting() -> None:
     spec = small_world()
     agent = small_agent(
         spec,
-        learning_rate=1e-3,
-        epochs=20,
+        lr=1e-3,
+        ppo_epochs=20,
         minibatches=1,
         target_kl=1e9,
         entropy_coef=0.0,

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.gym import GymConfig
 from esper.simic.training.config import (
     FREE_ON_RESUME,
     PRESETS,
-    RANGES,
     TrainingConfig,
     config_from_json,
     preset,
@@ -74,16 +74,40 @@ def test_every_number_has_a_range():
         "param_budget",
         "workers",
         "gamma",
+        "minibatches",
     }
-    assert numbers == set(RANGES)
+    assert numbers == {entry.name for entry in fields(TrainingConfig) if entry.metadata.get("range") is not None}
+
+
+@pytest.mark.parametrize("config", [TrainingConfig, PPOConfig, GymConfig])
+def test_a_hyper_parameter_has_one_range_wherever_it_is_used(config):
+    for name, value, words in (
+        ("gamma", 1.2, r"in \(0, 1\]"),
+        ("lam", -0.1, r"in \[0, 1\]"),
+        ("lr", 0.0, "above 0 and finite"),
+        ("clip_ratio", 1.5, r"in \(0, 1\]"),
+        ("minibatches", 2.5, "a whole number of at least 1"),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be {words}, got {value}"):
+            config(**{name: value})
+
+
+def test_an_unset_number_of_minibatches_adapts_and_a_chosen_one_counts():
+    def minibatches(**fields):
+        return TrainingConfig(**fields).ppo_config(episode_length=5, gamma=0.99).minibatches
+
+    assert [minibatches(envs=envs) for envs in (1, 3, 16)] == [1, 3, 4]
+    assert minibatches(envs=16, minibatches=8) == 8
+    with pytest.raises(ValueError, match=r"envs=1 but minibatches=4: a minibatch holds whole envs. Lower --minibatches"):
+        TrainingConfig(envs=1, minibatches=4)
 
 
 def test_impossible_combinations_name_the_remedy():
     with pytest.raises(ValueError, match=r"at most one worker per env. Lower --workers"):
         TrainingConfig(envs=4, workers=8)
     with pytest.raises(ValueError, match="Lower --minibatches or raise --envs"):
-        TrainingConfig(envs=2)
-    assert TrainingConfig(envs=2, controller="heuristic").envs == 2, "a rule has no minibatches"
+        TrainingConfig(envs=2, minibatches=4)
+    assert TrainingConfig(envs=2, minibatches=4, controller="heuristic").envs == 2, "a rule has no minibatches"
     with pytest.raises(ValueError, match="inline has one worker"):
         TrainingConfig(worker_kind="inline", workers=2)
     with pytest.raises(ValueError, match="needs a calibrated scale"):
@@ -153,7 +177,7 @@ def test_unknown_preset():
 def test_ppo_config_takes_every_hyper_parameter_from_the_run():
     config = TrainingConfig(lr=0.5, lam=0.5, ppo_epochs=7, clip_ratio=0.3, width=32, rounds=10, envs=4)
     ppo = config.ppo_config(episode_length=20, gamma=0.9)
-    assert (ppo.learning_rate, ppo.lam, ppo.epochs, ppo.clip_ratio, ppo.width) == (0.5, 0.5, 7, 0.3, 32)
+    assert (ppo.lr, ppo.lam, ppo.ppo_epochs, ppo.clip_ratio, ppo.width) == (0.5, 0.5, 7, 0.3, 32)
     assert ppo.gamma == 0.9
     assert ppo.schedule_steps == 10 * 4 * 20
 

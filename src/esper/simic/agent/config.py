@@ -1,11 +1,12 @@
-"""What the agent can be told: one frozen record of hyper-parameters with their ranges, and the schedules they imply."""
+"""Hyper-parameters of the learner: each declared once, with its range and its words for the command line."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from esper.leyline import OPS, LifecycleOp
+from esper.leyline import OPS, LifecycleOp, record
 
 DEFAULT_OP_PRIOR: tuple[float, ...] = tuple(
     {LifecycleOp.ADVANCE: 1.0, LifecycleOp.PRUNE: -2.0}.get(op, 0.0) for op in OPS
@@ -14,71 +15,101 @@ DEFAULT_OP_PRIOR: tuple[float, ...] = tuple(
 before it can pay, and then there is nothing to learn from."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PPOConfig:
-    """Hyper-parameters of PPO. Schedules are functions of env steps done, so they survive a resume."""
+@record
+class Range:
+    """Where a number may lie."""
 
-    gamma: float = 0.995
-    """Discount. Must be the reward's own: shaping terms cancel only under the same discount."""
-    lam: float = 0.95
-    """Trace decay of the advantage estimate."""
-    advantage_std_floor: float = 1.0
-    """In scaled reward: advantages that spread less are not magnified, so that where little is at stake the pull
-    towards the prior wins and trying things goes on."""
-    epochs: int = 4
-    """Passes over a round."""
-    minibatches: int = 4
-    """Groups of whole env sequences per pass; at most one per env."""
-    clip_ratio: float = 0.2
-    target_kl: float = 0.03
-    """The round's passes stop as soon as the joint KL exceeds this."""
-    learning_rate: float = 3e-4
-    learning_rate_final_share: float = 0.1
-    """Share of the learning rate left at the end of the schedule."""
-    entropy_coef: float = 0.1
-    """Weight of the pull of the op towards its prior and of the other heads towards uniform choice, at the start."""
-    entropy_coef_final: float = 0.01
-    epsilon_op: float = 0.01
-    """Share of uniform choices mixed into the op head; annealed to 0 over the last half."""
-    epsilon: float = 0.05
-    """The same for the other heads."""
-    value_coef: float = 0.5
-    max_grad_norm: float = 0.5
-    width: int = 128
-    """Units of the trunk and the memory."""
-    memory: bool = True
-    """False clears the memory before every step: the policy then sees the present only. An ablation."""
-    op_prior: tuple[float, ...] = DEFAULT_OP_PRIOR
-    """Logits the op head starts from and is pulled towards."""
-    schedule_steps: int = 16_000
-    """Env steps over which the schedules run; afterwards they stay at their ends."""
+    text: str
+    low: float
+    high: float = math.inf
+    low_open: bool = False
+    whole: bool = False
+
+    def holds(self, value: float) -> bool:
+        """True for a finite number inside."""
+        above = value > self.low if self.low_open else value >= self.low
+        return above and value <= self.high and math.isfinite(value) and (not self.whole or isinstance(value, int))
+
+
+POSITIVE = Range(text="above 0 and finite", low=0.0, low_open=True)
+NOT_NEGATIVE = Range(text="at least 0 and finite", low=0.0)
+COUNT = Range(text="a whole number of at least 1", low=1, whole=True)
+SHARE = Range(text="in [0, 1]", low=0.0, high=1.0)
+FRACTION = Range(text="in (0, 1]", low=0.0, high=1.0, low_open=True)
+UP_TO_HALF = Range(text="in [0, 0.5]", low=0.0, high=0.5)
+
+
+def option(words: str, default: Any, allowed: Range | None = None, *, group: str = "policy") -> Any:
+    """A field of a configuration.
+
+    Args:
+        words: Help text.
+        default: Its value unless something else is said.
+        allowed: Checked by `check_ranges`; None: not a number.
+        group: Heading in the help of the command line.
+    """
+    return field(default=default, metadata={"help": words, "range": allowed, "group": group})
+
+
+def check_ranges(config: Any) -> None:
+    """Checks every number of a configuration whose fields are options; None means that nobody chose one.
+
+    Raises:
+        ValueError: Names the field, its range and the value.
+    """
+    for entry in fields(config):
+        allowed, value = entry.metadata.get("range"), getattr(config, entry.name)
+        if allowed is not None and value is not None and not allowed.holds(value):
+            raise ValueError(f"{entry.name} must be {allowed.text}, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hyperparameters:
+    """What can be chosen about PPO without knowing the run."""
+
+    lr: float = option("Adam's step size at the start", 3e-4, POSITIVE)
+    lr_final_share: float = option("share of it left at the end", 0.1, SHARE)
+    # Where little is at stake the pull towards the prior then wins, and trying things goes on.
+    advantage_std_floor: float = option("spread below which advantages are not magnified, in rewards", 1.0, POSITIVE)
+    lam: float = option("trace decay of the advantage estimate", 0.95, SHARE)
+    ppo_epochs: int = option("passes over a round", 4, COUNT)
+    clip_ratio: float = option("how far a probability ratio may move before its gradient ends", 0.2, FRACTION)
+    target_kl: float = option("joint KL at which the passes of a round stop", 0.03, POSITIVE)
+    entropy_coef: float = option(
+        "pull of the op towards its prior and of the other heads towards uniform choice, at the start",
+        0.1,
+        NOT_NEGATIVE,
+    )
+    entropy_coef_final: float = option("the same at the end", 0.01, NOT_NEGATIVE)
+    epsilon_op: float = option("share of uniform choices in the op head; 0 at the end", 0.01, UP_TO_HALF)
+    epsilon: float = option("the same for slot, blueprint and blend", 0.05, UP_TO_HALF)
+    value_coef: float = option("weight of the critic's loss", 0.5, NOT_NEGATIVE)
+    max_grad_norm: float = option("gradients are clipped to this norm", 0.5, POSITIVE)
+    width: int = option("units of trunk and memory", 128, COUNT)
+    op_prior: tuple[float, ...] = option(
+        f"logits the op head starts from and is pulled to ({', '.join(op.name for op in OPS)})", DEFAULT_OP_PRIOR
+    )
 
     def __post_init__(self) -> None:
-        _above_zero_to_one("gamma", self.gamma)
-        _zero_to_one("lam", self.lam)
-        _positive("advantage_std_floor", self.advantage_std_floor)
-        _at_least_one("epochs", self.epochs)
-        _at_least_one("minibatches", self.minibatches)
-        _above_zero_to_one("clip_ratio", self.clip_ratio)
-        _positive("target_kl", self.target_kl)
-        _positive("learning_rate", self.learning_rate)
-        _zero_to_one("learning_rate_final_share", self.learning_rate_final_share)
-        _not_negative("entropy_coef", self.entropy_coef)
-        _not_negative("entropy_coef_final", self.entropy_coef_final)
-        _zero_to_below_one("epsilon_op", self.epsilon_op)
-        _zero_to_below_one("epsilon", self.epsilon)
-        _not_negative("value_coef", self.value_coef)
-        _positive("max_grad_norm", self.max_grad_norm)
-        _at_least_one("width", self.width)
-        _at_least_one("schedule_steps", self.schedule_steps)
+        check_ranges(self)
         if len(self.op_prior) != len(OPS) or not all(math.isfinite(logit) for logit in self.op_prior):
             names = ", ".join(op.name for op in OPS)
             raise ValueError(f"op_prior must be {len(OPS)} finite logits ({names}), got {self.op_prior}")
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PPOConfig(Hyperparameters):
+    """What the agent is given. Schedules are functions of env steps done, so they survive a resume."""
+
+    # Must be the reward's own: shaping terms cancel only under the same discount.
+    gamma: float = option("discount", 0.995, FRACTION)
+    minibatches: int = option("groups of whole env sequences per pass; at most one per env", 4, COUNT)
+    memory: bool = option("False clears the memory before every step: an ablation", True)
+    schedule_steps: int = option("env steps over which the schedules run; then they stay at their ends", 16_000, COUNT)
+
     def learning_rate_at(self, env_steps: int) -> float:
         """Linear from the learning rate to its final share."""
-        done = self._progress(env_steps)
-        return self.learning_rate * (1.0 - (1.0 - self.learning_rate_final_share) * done)
+        return self.lr * (1.0 - (1.0 - self.lr_final_share) * self._progress(env_steps))
 
     def entropy_coef_at(self, env_steps: int) -> float:
         """Linear from start to end."""
@@ -90,33 +121,3 @@ class PPOConfig:
 
     def _progress(self, env_steps: int) -> float:
         return min(1.0, env_steps / self.schedule_steps)
-
-
-def _above_zero_to_one(name: str, value: float) -> None:
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"{name} must be in (0, 1], got {value}")
-
-
-def _zero_to_one(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"{name} must be in [0, 1], got {value}")
-
-
-def _zero_to_below_one(name: str, value: float) -> None:
-    if not 0.0 <= value < 1.0:
-        raise ValueError(f"{name} must be in [0, 1), got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not 0.0 < value < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-
-
-def _not_negative(name: str, value: float) -> None:
-    if not 0.0 <= value < math.inf:
-        raise ValueError(f"{name} must be at least 0 and finite, got {value}")
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if not value >= 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")

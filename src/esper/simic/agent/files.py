@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from esper.leyline import ModelFileError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 POLICY_FILE = "policy.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 FACTS_FILE = "agent.json"

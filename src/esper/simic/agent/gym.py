@@ -8,7 +8,6 @@ collected differ. Knows nothing of Esper's hosts. Needs the `bench` extra.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import ModelFileError, NumericFailure, derive_seed
+from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges, option
 from esper.simic.agent.experience import Experience, Rollout, price
 from esper.simic.agent.files import FACTS_FILE, pack, read_facts, read_files, unpack_, write_files
 from esper.simic.agent.gym_envs import MaskSource, Moment, Outcome, TensorEnvs, call_action_masks
@@ -41,49 +41,23 @@ ADVANTAGE_STD_FLOOR = 1e-3
 class GymConfig:
     """Hyper-parameters of PPO on a vector env. The defaults solve CartPole-v1."""
 
-    total_steps: int = 75_000
-    """Env steps to learn from; over them the learning rate falls to a tenth."""
-    steps_per_round: int = 128
-    """Steps of every env between updates."""
-    memory: bool = True
-    """Without it every step is taken as the first of its episode."""
-    width: int = 64
-    """Units of encoder, memory and value."""
-    gamma: float = 0.99
-    """Discount per step."""
-    lam: float = 0.95
-    """Decay of the advantage estimate."""
-    epochs: int = 4
-    """Passes over each round."""
-    minibatches: int = 4
-    """Parts of a pass, each of whole env sequences; never more than there are envs."""
-    clip_ratio: float = 0.2
-    """How far a probability may move per round before its gradient stops."""
-    target_kl: float = 0.03
-    """Mean KL from the rollout's policy that ends a round's passes."""
-    learning_rate: float = 1e-3
-    """Of Adam, at the start."""
-    entropy_coef: float = 0.01
-    """Weight of the pull towards uniform choices."""
-    value_coef: float = 0.5
-    """Weight of the value loss."""
-    max_grad_norm: float = 0.5
-    """Longest gradient over all weights."""
+    total_steps: int = option("env steps to learn from; over them the learning rate falls to a tenth", 75_000, COUNT)
+    steps_per_round: int = option("steps of every env between updates", 128, COUNT)
+    memory: bool = option("without it every step is taken as the first of its episode", True)
+    width: int = option("units of encoder, memory and value", 64, COUNT)
+    gamma: float = option("discount per step", 0.99, FRACTION)
+    lam: float = option("trace decay of the advantage estimate", 0.95, SHARE)
+    ppo_epochs: int = option("passes over each round", 4, COUNT)
+    minibatches: int = option("parts of a pass, each of whole env sequences; at most one per env", 4, COUNT)
+    clip_ratio: float = option("how far a probability ratio may move before its gradient ends", 0.2, FRACTION)
+    target_kl: float = option("mean KL from the rollout's policy that ends a round's passes", 0.03, POSITIVE)
+    lr: float = option("Adam's step size at the start", 1e-3, POSITIVE)
+    entropy_coef: float = option("weight of the pull towards uniform choices", 0.01, NOT_NEGATIVE)
+    value_coef: float = option("weight of the value loss", 0.5, NOT_NEGATIVE)
+    max_grad_norm: float = option("gradients are clipped to this norm", 0.5, POSITIVE)
 
     def __post_init__(self) -> None:
-        for name in ("total_steps", "steps_per_round", "width", "epochs", "minibatches"):
-            count = getattr(self, name)
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
-        for name in ("clip_ratio", "target_kl", "learning_rate", "max_grad_norm"):
-            if not 0.0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
-        for name in ("entropy_coef", "value_coef"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        for name in ("gamma", "lam"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} must be in (0, 1], got {getattr(self, name)}")
+        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +90,7 @@ class RecurrentPPO:
         self._envs = TensorEnvs(envs, masks)
         self._masks = masks
         self.network = GymNetwork(self._envs.obs_size, self._envs.sizes, config.width, self._generator("policy"))
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr, eps=1e-5, fused=True)
         num_heads = len(self._envs.sizes)
         self._exploration = Exploration(epsilons=(0.0,) * num_heads, priors=(None,) * num_heads)
         # Gymnasium wants seeds below 2^31.
@@ -132,7 +106,7 @@ class RecurrentPPO:
         """
         while self.env_steps < self.config.total_steps:
             for group in self.optimizer.param_groups:
-                group["lr"] = self.config.learning_rate * (1.0 - 0.9 * self.env_steps / self.config.total_steps)
+                group["lr"] = self.config.lr * (1.0 - 0.9 * self.env_steps / self.config.total_steps)
             rollout = self.collect()
             experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam, std_floor=ADVANTAGE_STD_FLOOR)
             _check_returns(experience)
@@ -280,7 +254,7 @@ class RecurrentPPO:
     def _settings(self) -> UpdateSettings:
         config = self.config
         return UpdateSettings(
-            epochs=config.epochs,
+            epochs=config.ppo_epochs,
             minibatches=config.minibatches,
             clip_ratio=config.clip_ratio,
             target_kl=config.target_kl,

@@ -68,7 +68,7 @@ class PPOAgent:
         """Which share of the network's gradients, as they lie there, clipping left."""
         generator = torch.Generator().manual_seed(derive_seed(run_seed, None, None, None, "policy"))
         self.network = TamiyoNetwork(shape, width=config.width, op_prior=config.op_prior, generator=generator)
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.learning_rate, eps=1e-5, fused=True)
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr, eps=1e-5, fused=True)
 
     @property
     def exploration(self) -> Exploration:
@@ -192,7 +192,7 @@ class PPOAgent:
     def _settings(self) -> UpdateSettings:
         config = self.config
         return UpdateSettings(
-            epochs=config.epochs,
+            epochs=config.ppo_epochs,
             minibatches=config.minibatches,
             clip_ratio=config.clip_ratio,
             target_kl=config.target_kl,

@@ -1,1 +1,5 @@
-"""What runs in an env step, and the loops around it."""
+"""What runs in an env step, and the loops around it. `TrainingConfig` is found here without loading torch."""
+
+from esper.simic.training.config import TrainingConfig
+
+__all__ = ["TrainingConfig"]

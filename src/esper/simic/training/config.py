@@ -1,4 +1,4 @@
-"""What a training run can be told: one frozen record with ranges, presets and strict JSON. Knows no torch.
+"""What a training run does: one frozen record with ranges, presets and strict JSON. Knows no torch.
 
 Everything a run does follows from this record, the data and the code; machine facts such as folders are not in it.
 """
@@ -6,7 +6,6 @@ Everything a run does follows from this record, the data and the code; machine f
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -15,13 +14,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from esper.leyline import OPS, record
-from esper.simic.agent.config import DEFAULT_OP_PRIOR, PPOConfig
+from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, Hyperparameters, PPOConfig, Range, option
 from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
 
 LEARNED = "ppo"
+MINIBATCHES = 4
+"""Per pass, unless somebody chose another number or there are fewer envs."""
 WORKER_KINDS: tuple[str, ...] = ("auto", "inline", "process")
 LEVELS: tuple[str, ...] = tuple(level.name.lower() for level in TelemetryLevel)
 MAX_JSON_BYTES = 1 << 20
@@ -43,128 +43,73 @@ FREE_ON_RESUME: tuple[str, ...] = (
 """Fields that may change when a run goes on: none of them changes what is learned in a round."""
 
 
-def _option(group: str, words: str, default: Any) -> Any:
-    return field(default=default, metadata={"group": group, "help": words})
-
-
-@record
-class Range:
-    """Where a number may lie."""
-
-    text: str
-    low: float
-    high: float
-    low_open: bool
-
-    def holds(self, value: float) -> bool:
-        """True for a number inside."""
-        above = value > self.low if self.low_open else value >= self.low
-        return above and value <= self.high and math.isfinite(value)
-
-
-_POSITIVE = Range(text="above 0", low=0.0, high=math.inf, low_open=True)
-_NOT_NEGATIVE = Range(text="at least 0", low=0.0, high=math.inf, low_open=False)
-_COUNT = Range(text="at least 1", low=1, high=math.inf, low_open=False)
-_SHARE = Range(text="in [0, 1]", low=0.0, high=1.0, low_open=False)
-_FRACTION = Range(text="in (0, 1]", low=0.0, high=1.0, low_open=True)
-_BELOW_ONE = Range(text="in [0, 0.5]", low=0.0, high=0.5, low_open=False)
-
-RANGES: Mapping[str, Range] = {
-    "seed": Range(text="in 0..9999 (later ones tune and evaluate)", low=0, high=9_999, low_open=False),
-    "rounds": _COUNT,
-    "envs": _COUNT,
-    "episode_length": _COUNT,
-    "param_budget": _COUNT,
-    "workers": _COUNT,
-    "gamma": _FRACTION,
-    "calibration_runs": Range(text="0 (none) or at least 5", low=0, high=math.inf, low_open=False),
-    "advantage_std_floor": _POSITIVE,
-    "lam": _SHARE,
-    "ppo_epochs": _COUNT,
-    "minibatches": _COUNT,
-    "clip_ratio": _FRACTION,
-    "target_kl": _POSITIVE,
-    "lr": _POSITIVE,
-    "lr_final_share": _SHARE,
-    "entropy_coef": _NOT_NEGATIVE,
-    "entropy_coef_final": _NOT_NEGATIVE,
-    "anneal_fraction": _FRACTION,
-    "epsilon_op": _BELOW_ONE,
-    "epsilon": _BELOW_ONE,
-    "value_coef": _NOT_NEGATIVE,
-    "max_grad_norm": _POSITIVE,
-    "width": _COUNT,
-    "escalation_epochs": Range(text="in 0..100000", low=0, high=100_000, low_open=False),
-    "keep_checkpoints": _COUNT,
-    "checkpoint_s": _NOT_NEGATIVE,
-}
+SEED = Range(text="in 0..9999 (later ones tune and evaluate)", low=0, high=9_999, whole=True)
+EPOCHS = Range(text="in 0..100000", low=0, high=100_000, whole=True)
+CALIBRATION_RUNS = Range(text="0 (none) or at least 5", low=0, whole=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Hyperparameters):
     """One run. Ranges are checked for every field, then the fields against each other.
 
     Raises:
         ValueError: Names the field, what it may be, and what was given.
     """
 
-    task: str = _option("run", "what hosts are trained on; `esper tasks` lists them", "digits_blind")
-    controller: str = _option("run", "ppo, or a fixed controller such as heuristic", LEARNED)
-    seed: int = _option("run", "everything random in the run follows from it", 0)
-    rounds: int = _option("run", "rounds: one episode in every env, then one update of the policy", 40)
-    envs: int = _option("run", "hosts that are trained side by side", 16)
-    episode_length: int | None = _option("run", "epochs of an episode; default: the task's horizon", None)
-    param_budget: int | None = _option("run", "most parameters of host and seeds; default: the task's", None)
+    task: str = option("what hosts are trained on; `esper tasks` lists them", "digits_blind", group="run")
+    controller: str = option("ppo, or a fixed controller such as heuristic", LEARNED, group="run")
+    seed: int = option("everything random in the run follows from it", 0, SEED, group="run")
+    rounds: int = option("rounds: one episode in every env, then one update of the policy", 40, COUNT, group="run")
+    envs: int = option("hosts that are trained side by side", 16, COUNT, group="run")
+    episode_length: int | None = option("epochs of an episode; default: the task's horizon", None, COUNT, group="run")
+    param_budget: int | None = option(
+        "most parameters of host and seeds; default: the task's", None, COUNT, group="run"
+    )
 
-    workers: int | None = _option("machine", "worker processes; default: one per core, at most one per env", None)
-    worker_kind: str = _option("machine", f"where hosts run: {', '.join(WORKER_KINDS)}", "auto")
-    device: str = _option("machine", "where hosts are trained, such as cpu or cuda:0,cuda:1", "cpu")
-    amp: str = _option("machine", "mixed precision on a GPU: off, auto, bf16 or fp16", "off")
+    workers: int | None = option(
+        "worker processes; default: one per core, at most one per env", None, COUNT, group="machine"
+    )
+    worker_kind: str = option(f"where hosts run: {', '.join(WORKER_KINDS)}", "auto", group="machine")
+    device: str = option("where hosts are trained, such as cpu or cuda:0,cuda:1", "cpu", group="machine")
+    amp: str = option("mixed precision on a GPU: off, auto, bf16 or fp16", "off", group="machine")
 
-    reward_mode: str = _option("reward", "what the controller is paid for; docs/rewards.md explains them", DEFAULT_MODE)
-    gamma: float | None = _option("reward", "discount of rewards and values; default: by episode length", None)
-    calibration_runs: int = _option("reward", "hosts per kind that set the scale of scores; 0: from chance to 100", 6)
+    reward_mode: str = option(
+        "what the controller is paid for; docs/rewards.md explains them", DEFAULT_MODE, group="reward"
+    )
+    gamma: float | None = option(
+        "discount of rewards and values; default: by episode length", None, FRACTION, group="reward"
+    )
+    calibration_runs: int = option(
+        "hosts per kind that set the scale of scores; 0: from chance to 100", 6, CALIBRATION_RUNS, group="reward"
+    )
     reward_weights: RewardWeights = field(
         default_factory=RewardWeights, metadata={"group": "reward", "help": "prices in units of score"}
     )
 
-    lr: float = _option("policy", "Adam's step size at the start", 3e-4)
-    lr_final_share: float = _option("policy", "share of it left at the end", 0.1)
-    advantage_std_floor: float = _option("policy", "spread below which advantages are not magnified, in rewards", 1.0)
-    lam: float = _option("policy", "trace decay of the advantage estimate", 0.95)
-    ppo_epochs: int = _option("policy", "passes over a round", 4)
-    minibatches: int = _option("policy", "groups of whole env sequences per pass", 4)
-    clip_ratio: float = _option("policy", "how far a probability ratio may move before its gradient ends", 0.2)
-    target_kl: float = _option("policy", "joint KL at which the passes of a round stop", 0.03)
-    entropy_coef: float = _option("policy", "pull towards the prior, at the start", 0.1)
-    entropy_coef_final: float = _option("policy", "the same at the end", 0.01)
-    anneal_fraction: float = _option("policy", "share of the run in which lr, pull and epsilons come to their end", 1.0)
-    epsilon_op: float = _option("policy", "share of uniform choices mixed into the op head", 0.01)
-    epsilon: float = _option("policy", "the same for slot, blueprint and blend", 0.05)
-    value_coef: float = _option("policy", "weight of the critic's loss", 0.5)
-    max_grad_norm: float = _option("policy", "gradients are clipped to this norm", 0.5)
-    width: int = _option("policy", "units of trunk and memory", 128)
-    op_prior: tuple[float, ...] = _option(
-        "policy",
-        f"logits the op head starts from and is pulled to ({', '.join(op.name for op in OPS)})",
-        DEFAULT_OP_PRIOR,
+    minibatches: int | None = option(
+        f"groups of whole env sequences per pass; default: {MINIBATCHES}, at most one per env", None, COUNT
     )
+    ppo_updates_per_batch: int = option("updates of the policy per round", 1, COUNT)
+    anneal_fraction: float = option("share of the run in which lr, pull and epsilons come to their end", 1.0, FRACTION)
 
-    level: str = _option("records", f"how much is logged: {', '.join(LEVELS)}; never changes a result", "normal")
-    console: str = _option("records", f"what is shown meanwhile: {', '.join(CONSOLES)}", "auto")
-    exporters: tuple[Exporter, ...] = _option("records", f"also write to: {', '.join(EXPORTERS)}", ())
-    escalation_epochs: int = _option("records", "epochs told at level debug after an alarm; 0 for none", 5)
-    keep_checkpoints: int = _option("records", "newest checkpoints that stay on disk", 3)
-    checkpoint_s: float = _option("records", "least seconds between two checkpoints; 0 saves after every round", 10.0)
-    require_complete: bool = _option(
-        "records", "stop at the next boundary once the log has lost an event, and save nothing that counts it", False
+    level: str = option(f"how much is logged: {', '.join(LEVELS)}; never changes a result", "normal", group="records")
+    console: str = option(f"what is shown meanwhile: {', '.join(CONSOLES)}", "auto", group="records")
+    exporters: tuple[Exporter, ...] = option(f"also write to: {', '.join(EXPORTERS)}", (), group="records")
+    escalation_epochs: int = option(
+        "epochs logged at level debug after an alarm; 0 for none", 5, EPOCHS, group="records"
+    )
+    keep_checkpoints: int = option("newest checkpoints that stay on disk", 3, COUNT, group="records")
+    checkpoint_s: float = option(
+        "least seconds between two checkpoints; 0 saves after every round", 10.0, NOT_NEGATIVE, group="records"
+    )
+    require_complete: bool = option(
+        "stop at the next boundary once the log has lost an event, and save nothing that counts it",
+        False,
+        group="records",
     )
 
     def __post_init__(self) -> None:
-        for name, allowed in RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not allowed.holds(value):
-                raise ValueError(f"{name} must be {allowed.text}, got {value} (from --{name.replace('_', '-')})")
+        Hyperparameters.__post_init__(self)
         _one_of("worker_kind", self.worker_kind, WORKER_KINDS)
         _one_of("level", self.level, LEVELS)
         _one_of("console", self.console, CONSOLES)
@@ -172,7 +117,7 @@ class TrainingConfig:
         self._check_together()
 
     def telemetry(self) -> TelemetryConfig:
-        """How much the run tells."""
+        """How much the run logs."""
         return TelemetryConfig(
             level=TelemetryLevel[self.level.upper()],
             exporters=self.exporters,
@@ -188,7 +133,7 @@ class TrainingConfig:
             )
         if self.workers is not None and self.workers > 1 and self.worker_kind == "inline":
             raise ValueError(f"worker_kind=inline has one worker, got workers={self.workers}. Drop one of the two")
-        if self.controller == LEARNED and self.minibatches > self.envs:
+        if self.controller == LEARNED and self.minibatches is not None and self.minibatches > self.envs:
             raise ValueError(
                 f"envs={self.envs} but minibatches={self.minibatches}: a minibatch holds whole envs. "
                 "Lower --minibatches or raise --envs"
@@ -202,29 +147,14 @@ class TrainingConfig:
         if self.exporters and self.level == "off":
             named = ", ".join(self.exporters)
             raise ValueError(f"exporters={named} show what is logged, but level=off logs nothing. Drop one of the two")
-        if len(self.op_prior) != len(OPS):
-            raise ValueError(f"op_prior must have {len(OPS)} logits, got {len(self.op_prior)}")
 
     def ppo_config(self, *, episode_length: int, gamma: float) -> PPOConfig:
-        """What the agent is told, for a known episode length and discount."""
+        """What the agent is given, for a known episode length and discount."""
+        chosen = {entry.name: getattr(self, entry.name) for entry in fields(Hyperparameters)}
         return PPOConfig(
+            **chosen,
             gamma=gamma,
-            advantage_std_floor=self.advantage_std_floor,
-            lam=self.lam,
-            epochs=self.ppo_epochs,
-            minibatches=self.minibatches,
-            clip_ratio=self.clip_ratio,
-            target_kl=self.target_kl,
-            learning_rate=self.lr,
-            learning_rate_final_share=self.lr_final_share,
-            entropy_coef=self.entropy_coef,
-            entropy_coef_final=self.entropy_coef_final,
-            epsilon_op=self.epsilon_op,
-            epsilon=self.epsilon,
-            value_coef=self.value_coef,
-            max_grad_norm=self.max_grad_norm,
-            width=self.width,
-            op_prior=self.op_prior,
+            minibatches=min(MINIBATCHES, self.envs) if self.minibatches is None else self.minibatches,
             schedule_steps=calculate_entropy_anneal_steps(self.rounds, self.envs, episode_length, self.anneal_fraction),
         )
 
@@ -256,7 +186,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "digits_blind": {**_DIGITS, "task": "digits_blind", "param_budget": 1_300},
     "digits_saturated": {**_DIGITS, "task": "digits_saturated", "param_budget": 7_215},
     "digits_conv": {**_DIGITS, "task": "digits_conv", "param_budget": 2_000},
-    "smoke": {"rounds": 2, "envs": 2, "episode_length": 5, "minibatches": 2, "calibration_runs": 0},
+    "smoke": {"rounds": 2, "envs": 2, "episode_length": 5, "calibration_runs": 0},
     "cifar_baseline": {"task": "cifar_baseline", "rounds": 100, "envs": 8, "calibration_runs": 5},
 }
 
