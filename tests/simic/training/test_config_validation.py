@@ -98,7 +98,9 @@ def test_an_unset_number_of_minibatches_adapts_and_a_chosen_one_counts():
 
     assert [minibatches(envs=envs) for envs in (1, 3, 16)] == [1, 3, 4]
     assert minibatches(envs=16, minibatches=8) == 8
-    with pytest.raises(ValueError, match=r"envs=1 but minibatches=4: a minibatch holds whole envs. Lower --minibatches"):
+    with pytest.raises(
+        ValueError, match=r"envs=1 but minibatches=4: a minibatch holds whole envs. Lower --minibatches"
+    ):
         TrainingConfig(envs=1, minibatches=4)
 
 
