@@ -22,7 +22,7 @@ from esper.leyline import (
     PolicyProtocol,
     wait,
 )
-from esper.tamiyo.observe import observe
+from esper.tamiyo.masks import observe
 from esper.tamiyo.simulation import SimulatedBlueprint, SimulatedWorker, SimulationSpec
 
 ANYTHING_GOES: LifecycleConfig = replace(DEFAULT_LIFECYCLE, min_contribution=-100.0)

@@ -5,7 +5,7 @@ import torch
 from esper.leyline import ActionSpec, EpisodeSeed, LifecycleOp, SeedStage, wait
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.simic.training.env_factory import build_worker, make_worker_spec
-from esper.tamiyo.observe import observe
+from esper.tamiyo.masks import observe
 
 HORIZON = 16
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from esper.leyline import ActionSpec, LifecycleOp, wait
 from esper.tamiyo import CONTROLLERS, Controller, Setting, make_controller
-from esper.tamiyo.chance import RATED_OPS
-from esper.tamiyo.observe import observe
+from esper.tamiyo.masks import observe
+from esper.tamiyo.random_controllers import RATED_OPS
 from esper.tamiyo.schedule import ScheduleEntry
 from esper.tamiyo.simulation import HostCurve, SimulatedWorker, SimulationSpec
 from tests.fakes import run_policy, seeds, world

@@ -26,8 +26,7 @@ from esper.leyline import (
     gate_germinate,
     gate_prune,
 )
-from esper.tamiyo.masks import masks
-from esper.tamiyo.observe import observe
+from esper.tamiyo.masks import masks, observe
 from esper.tamiyo.simulation import SimulatedWorker
 from tests.fakes import act_on, germinate, legal_specs, random_chooser, seeds, world
 

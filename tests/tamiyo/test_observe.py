@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from esper.leyline import wait
-from esper.tamiyo.masks import masks
-from esper.tamiyo.observe import observe
+from esper.tamiyo.masks import masks, observe
 from esper.tamiyo.simulation import SimulatedWorker
 from tests.fakes import germinate, seeds, world
 

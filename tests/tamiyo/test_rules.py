@@ -9,8 +9,7 @@ import pytest
 
 from esper.leyline import ActionExecutionResult, LifecycleOp, SeedStage, wait
 from esper.tamiyo import Setting, make_controller
-from esper.tamiyo.masks import masks
-from esper.tamiyo.observe import observe
+from esper.tamiyo.masks import masks, observe
 from esper.tamiyo.rules import CommitRule, fragrow_interval
 from esper.tamiyo.simulation import HostCurve, SimulatedBlueprint, SimulatedWorker, SimulationSpec
 from tests.fakes import Step, act_on, germinate, run_policy, seeds, world

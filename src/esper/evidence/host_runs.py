@@ -35,9 +35,9 @@ from esper.runtime.tasks import TaskSpec, override
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import StepObserver, run_episodes
+from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.schedule import ScheduleEntry
-from esper.tamiyo.situation import Setting, life_epochs
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.messages import PoolFailure
 from esper.tolaria.pool import EnginePool

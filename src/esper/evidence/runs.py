@@ -32,9 +32,9 @@ from esper.leyline import (
 )
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, count_host_params
-from esper.tamiyo.chance import RATED_OPS
+from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.situation import Setting
+from esper.tamiyo.random_controllers import RATED_OPS
 
 MAX_ROLLBACKS = 3
 """A run set back more often than this counts as failed; its network still counts."""

@@ -24,10 +24,10 @@ from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Ledger, RewardComponentsTelemetry
 from esper.simic.training.episode_rewards import EpisodeRewards, StepReward
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
-from esper.tamiyo.chance import RandomController
+from esper.tamiyo.controller import Setting
 from esper.tamiyo.features import FeatureContext
+from esper.tamiyo.random_controllers import RandomController
 from esper.tamiyo.simulation import SimulatedWorker, SimulationSpec
-from esper.tamiyo.situation import Setting
 from esper.tolaria.engine import Beat
 from esper.tolaria.pool import EnginePool
 

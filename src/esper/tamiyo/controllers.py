@@ -1,142 +1,63 @@
-"""The table of fixed controllers: what each is, which parameters it has, how it is made."""
+"""The table of fixed controllers, and how one is made by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Mapping
+from inspect import Parameter, signature
 from typing import Any
 
-from esper.leyline import record
-from esper.tamiyo.chance import RandomController, RateMatchedController, WaitOnlyController
-from esper.tamiyo.controller import Controller
-from esper.tamiyo.heuristic import HeuristicController
-from esper.tamiyo.rules import FragrowController, PeriodicController, PlateauController
-from esper.tamiyo.schedule import ScheduleController, ScheduleEntry
-from esper.tamiyo.situation import Setting
+from esper.leyline import ActionSpec
+from esper.tamiyo.controller import Controller, Setting, Situation, StatelessController
+from esper.tamiyo.random_controllers import RandomController, RateMatchedController
+from esper.tamiyo.rules import FragrowController, HeuristicController, PeriodicController, PlateauController
+from esper.tamiyo.schedule import ScheduleController
 
 
-@record
-class NoParams:
-    """Nothing to choose."""
+class WaitOnlyController(StatelessController):
+    """Does nothing: what the host becomes by itself."""
+
+    def decide(self, situation: Situation) -> ActionSpec:
+        """Waits."""
+        return situation.wait()
 
 
-@record
-class RateMatchedParams:
-    """Parameters of `rate_matched`."""
-
-    rates: Mapping[str, float]
-    """Mean ops per episode to match, for GERMINATE, ADVANCE, PRUNE and FOSSILIZE."""
-
-
-@record
-class ScheduleParams:
-    """Parameters of `schedule`."""
-
-    entries: tuple[ScheduleEntry, ...]
-    """The ops to play, in order of epochs."""
-
-
-@record
-class PeriodicParams:
-    """Parameters of `periodic`."""
-
-    every_epochs: int = 6
-    """Epochs from the start to the first planting, and from each to the next."""
-    blueprint: str | None = None
-    """What to plant; None takes the largest that is legal."""
-    blend: str = "linear"
-    """How it is blended in."""
-
-
-@record
-class PlateauParams:
-    """Parameters of `plateau`."""
-
-    min_gain: float = 0.01
-    """Fall of the validation loss, in nats, that counts as improvement."""
-    patience: int = 4
-    """Epochs without improvement before a seed is planted."""
-    blueprint: str | None = None
-    """What to plant; None takes the largest that is legal."""
-    blend: str = "linear"
-    """How it is blended in."""
-
-
-@record
-class FragrowParams:
-    """Parameters of `fragrow`."""
-
-    max_interval: float = 20.0
-    """Epochs between plantings in a host that overfits badly; half of it at a gap of 4 points."""
-    blueprint: str | None = None
-    """What to plant; None takes the largest that is legal."""
-    blend: str = "linear"
-    """How it is blended in."""
-
-
-@record
-class HeuristicParams:
-    """Parameters of `heuristic`."""
-
-    plateau_epochs: int = 3
-    """Epochs without a gain of half a point after which seeds are auditioned."""
-    audition_epochs: int = 3
-    """Epochs in a row with a forecast of no gain after which an audition ends."""
-    blend: str = "linear"
-    """How seeds are blended in."""
-
-
-@record
-class ControllerEntry:
-    """One fixed controller."""
-
-    name: str
-    description: str
-    params: type[Any]
-    """Record of its parameters, with their defaults."""
-    build: Callable[[Setting, Any], Controller]
-
-
-def _entry(name: str, description: str, params: type[Any], controller: Callable[..., Controller]) -> ControllerEntry:
-    """A row whose parameters are the controller's arguments of the same names."""
-
-    def build(setting: Setting, chosen: Any) -> Controller:
-        return controller(setting, **{field.name: getattr(chosen, field.name) for field in fields(chosen)})
-
-    return ControllerEntry(name=name, description=description, params=params, build=build)
-
-
-CONTROLLERS: dict[str, ControllerEntry] = {
-    entry.name: entry
-    for entry in (
-        _entry("wait_only", "does nothing", NoParams, WaitOnlyController),
-        _entry("random", "uniform over what is legal", NoParams, RandomController),
-        _entry(
-            "rate_matched", "random seeds at random times, ops at given rates", RateMatchedParams, RateMatchedController
-        ),
-        _entry("schedule", "a declared list of ops", ScheduleParams, ScheduleController),
-        _entry("periodic", "plants every so many epochs", PeriodicParams, PeriodicController),
-        _entry("plateau", "plants when the validation loss stops falling", PlateauParams, PlateauController),
-        _entry("fragrow", "plants the less often the more the host overfits", FragrowParams, FragrowController),
-        _entry("heuristic", "auditions blueprints behind a settled host", HeuristicParams, HeuristicController),
-    )
+CONTROLLERS: Mapping[str, type[Controller[Any]]] = {
+    "wait_only": WaitOnlyController,
+    "random": RandomController,
+    "rate_matched": RateMatchedController,
+    "schedule": ScheduleController,
+    "periodic": PeriodicController,
+    "plateau": PlateauController,
+    "fragrow": FragrowController,
+    "heuristic": HeuristicController,
 }
+"""A controller's parameters are the arguments of its constructor besides the setting."""
 
 
-def make_controller(name: str, setting: Setting, **params: Any) -> Controller:
+def make_controller(name: str, setting: Setting, **params: Any) -> Controller[Any]:
     """Makes a controller by name; parameters not given keep their defaults.
 
     Raises:
-        ValueError: No such controller or parameter, or a value out of its range.
+        ValueError: No such controller or parameter, one that has no default is missing, or a value is out of range.
     """
     if name not in CONTROLLERS:
         raise ValueError(f"unknown controller {name!r}. Known: {', '.join(CONTROLLERS)}")
-    entry = CONTROLLERS[name]
-    known = [field.name for field in fields(entry.params)]
+    known = _parameters(name)
     if unknown := sorted(set(params) - set(known)):
         raise ValueError(f"{name} has no parameters {', '.join(unknown)}. Known: {', '.join(known) or 'none'}")
-    try:
-        chosen = entry.params(**params)
-    except TypeError as missing:
-        raise ValueError(f"{name} needs {', '.join(known)}: {missing}") from missing
-    return entry.build(setting, chosen)
+    if missing := [part for part in _required(name) if part not in params]:
+        raise ValueError(f"{name} needs {', '.join(missing)}")
+    return CONTROLLERS[name](setting, **params)
+
+
+def runs_by_name(name: str) -> bool:
+    """True for a controller whose parameters all have defaults."""
+    return not _required(name)
+
+
+def _parameters(name: str) -> dict[str, Parameter]:
+    return {part: parameter for part, parameter in signature(CONTROLLERS[name]).parameters.items() if part != "setting"}
+
+
+def _required(name: str) -> list[str]:
+    return [part for part, parameter in _parameters(name).items() if parameter.default is Parameter.empty]

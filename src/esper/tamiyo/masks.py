@@ -1,4 +1,4 @@
-"""What a controller may do now: the only home of legality. Stage table, gates and budget in, masks out.
+"""What a controller may know and do now: the only home of legality. Stage table, gates and budget in, masks out.
 
 Knows no rewards and no network. A worker that receives anything these masks forbid has met a defect and raises.
 """
@@ -11,6 +11,7 @@ from esper.leyline import (
     BLENDS,
     OPS,
     TRANSITIONS,
+    ActionExecutionResult,
     ActionMasks,
     EpochReport,
     GateResult,
@@ -20,6 +21,7 @@ from esper.leyline import (
     LifecycleOp,
     SeedStage,
     SlotReport,
+    StepResult,
     gate_blend,
     gate_fossilize,
     gate_germinate,
@@ -89,3 +91,17 @@ def _slots(
         return tuple(any(row) for row in blueprint_by_slot)
     gate = SEED_GATES[op]
     return tuple(op in OPS_BY_STAGE[slot.stage] and gate(slot, config).passed for slot in report.slots)
+
+
+def observe(result: StepResult, layout: HostLayout, config: LifecycleConfig) -> ActionExecutionResult:
+    """Orders a worker's reports by env and adds the masks that follow from them."""
+    env_ids = sorted(result.reports)
+    reports = tuple(result.reports[env_id] for env_id in env_ids)
+    return ActionExecutionResult(
+        outcomes=tuple(result.outcomes[env_id] for env_id in env_ids) if result.outcomes else (),
+        reports=reports,
+        post_action_signals=tuple(report.signals for report in reports),
+        post_action_slot_reports=tuple(report.slots for report in reports),
+        post_action_masks=tuple(masks(report, layout, config) for report in reports),
+        truncated_bootstrap_targets={},
+    )

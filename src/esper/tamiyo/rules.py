@@ -6,16 +6,12 @@ and decides about everything before the episode ends.
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from esper.leyline import BLENDS, ActionSpec, LifecycleOp, SeedStage, SlotReport, record
-from esper.tamiyo.controller import Controller
-from esper.tamiyo.situation import Setting, Situation, check_names, life_epochs
+from esper.tamiyo.controller import Controller, Setting, Situation, check_names, life_epochs
 
 
 @record
@@ -63,15 +59,20 @@ class EnvMemory:
     """Seed id -> contributions while it was held, oldest first."""
 
 
-class RuleController(Controller):
+class RuleController(Controller[EnvMemory]):
     """Plants by its own rule; advances, keeps and drops by the shared ones."""
+
+    memory_type = EnvMemory
 
     def __init__(self, setting: Setting, blueprint: str | None, blend: str) -> None:
         super().__init__(setting)
         check_names(setting.layout, blueprint, blend)
         self.blueprint = blueprint
         self.blend = blend
-        self._memory: dict[int, EnvMemory] = {}
+
+    def start(self, situation: Situation) -> EnvMemory:
+        """No seed planted, nothing seen but the untrained host."""
+        return self.memory_type(best_loss=situation.report.val_loss)
 
     @abstractmethod
     def wants_seed(self, situation: Situation) -> bool:
@@ -138,42 +139,31 @@ class RuleController(Controller):
 
     def _seen(self, situation: Situation, slot: SlotReport) -> list[float]:
         assert slot.seed_id is not None
-        return self.memory(situation).contributions.get(slot.seed_id, [])
+        return self.memory[situation.report.env_id].contributions.get(slot.seed_id, [])
 
-    def memory(self, situation: Situation) -> EnvMemory:
-        """What is remembered of this env."""
-        return self._memory[situation.report.env_id]
-
-    def forget(self) -> None:
-        """Drops the evidence about earlier episodes."""
-        self._memory.clear()
-
-    def meet(self, situation: Situation) -> None:
-        """Starts a memory for an env."""
-        self._memory[situation.report.env_id] = EnvMemory(best_loss=situation.report.val_loss)
-
-    def learn(self, situation: Situation, op: LifecycleOp) -> None:
+    def update(self, situation: Situation, op: LifecycleOp) -> None:
         """Notes plantings, and what held seeds brought."""
-        memory = self.memory(situation)
+        memory = self.memory[situation.report.env_id]
         if op is LifecycleOp.GERMINATE:
             memory.last_planted = situation.report.epochs_done - 1
         for slot in situation.slots(SeedStage.HOLDING):
             if slot.contribution_pp is not None and slot.seed_id is not None:
                 memory.contributions.setdefault(slot.seed_id, []).append(slot.contribution_pp)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The evidence so far, by env."""
-        return {str(env_id): asdict(memory) for env_id, memory in self._memory.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with saved evidence."""
-        self._memory = {int(env_id): EnvMemory(**copy.deepcopy(memory)) for env_id, memory in state.items()}
-
 
 class PeriodicController(RuleController):
-    """Plants every so many epochs."""
+    """Plants every so many epochs.
 
-    def __init__(self, setting: Setting, every_epochs: int, blueprint: str | None, blend: str) -> None:
+    Args:
+        setting: The hosts.
+        every_epochs: Epochs from the start to the first planting, and from each to the next.
+        blueprint: What to plant; None takes the largest that is legal.
+        blend: How it is blended in.
+    """
+
+    def __init__(
+        self, setting: Setting, every_epochs: int = 6, blueprint: str | None = None, blend: str = "linear"
+    ) -> None:
         super().__init__(setting, blueprint, blend)
         if every_epochs < 1:
             raise ValueError(f"every_epochs must be at least 1, got {every_epochs}")
@@ -181,13 +171,28 @@ class PeriodicController(RuleController):
 
     def wants_seed(self, situation: Situation) -> bool:
         """True once enough epochs have passed since the start or the last planting."""
-        return situation.report.epochs_done - self.memory(situation).last_planted >= self.every_epochs
+        return situation.report.epochs_done - self.memory[situation.report.env_id].last_planted >= self.every_epochs
 
 
 class PlateauController(RuleController):
-    """Plants when the validation loss has stopped improving."""
+    """Plants when the validation loss has stopped improving.
 
-    def __init__(self, setting: Setting, min_gain: float, patience: int, blueprint: str | None, blend: str) -> None:
+    Args:
+        setting: The hosts.
+        min_gain: Fall of the validation loss, in nats, that counts as improvement.
+        patience: Epochs without improvement before a seed is planted.
+        blueprint: What to plant; None takes the largest that is legal.
+        blend: How it is blended in.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        min_gain: float = 0.01,
+        patience: int = 4,
+        blueprint: str | None = None,
+        blend: str = "linear",
+    ) -> None:
         super().__init__(setting, blueprint, blend)
         if not min_gain >= 0.0:
             raise ValueError(f"min_gain must be at least 0 nats, got {min_gain}")
@@ -198,12 +203,12 @@ class PlateauController(RuleController):
 
     def wants_seed(self, situation: Situation) -> bool:
         """True after `patience` epochs without an improvement of `min_gain` nats."""
-        return self.memory(situation).stale_epochs >= self.patience
+        return self.memory[situation.report.env_id].stale_epochs >= self.patience
 
-    def learn(self, situation: Situation, op: LifecycleOp) -> None:
+    def update(self, situation: Situation, op: LifecycleOp) -> None:
         """Notes improvements too. A new seed gets the same patience as the host had."""
-        super().learn(situation, op)
-        memory, loss = self.memory(situation), situation.report.val_loss
+        super().update(situation, op)
+        memory, loss = self.memory[situation.report.env_id], situation.report.val_loss
         improved = memory.best_loss is None or loss <= memory.best_loss - self.min_gain
         memory.stale_epochs = 0 if improved or op is LifecycleOp.GERMINATE else memory.stale_epochs + 1
         if improved:
@@ -211,9 +216,18 @@ class PlateauController(RuleController):
 
 
 class FragrowController(RuleController):
-    """Plants at intervals that grow with overfitting: a host that fits too well needs no more parameters."""
+    """Plants at intervals that grow with overfitting: a host that fits too well needs no more parameters.
 
-    def __init__(self, setting: Setting, max_interval: float, blueprint: str | None, blend: str) -> None:
+    Args:
+        setting: The hosts.
+        max_interval: Epochs between plantings in a host that overfits badly; half of it at a gap of 4 points.
+        blueprint: What to plant; None takes the largest that is legal.
+        blend: How it is blended in.
+    """
+
+    def __init__(
+        self, setting: Setting, max_interval: float = 20.0, blueprint: str | None = None, blend: str = "linear"
+    ) -> None:
         super().__init__(setting, blueprint, blend)
         if not max_interval >= 1.0:
             raise ValueError(f"max_interval must be at least 1 epoch, got {max_interval}")
@@ -224,10 +238,92 @@ class FragrowController(RuleController):
         train = situation.report.train_accuracy_pct
         if train is None:
             return False
-        waited = situation.report.epochs_done - self.memory(situation).last_planted
+        waited = situation.report.epochs_done - self.memory[situation.report.env_id].last_planted
         return waited >= fragrow_interval(self.max_interval, train - situation.report.val_accuracy_pct)
 
 
 def fragrow_interval(max_interval: float, gap_pp: float) -> float:
     """Epochs between plantings for a gap between training and validation accuracy, in points."""
     return max_interval / (1.0 + math.exp(min(4.0 - gap_pp, 700.0)))
+
+
+@dataclass(slots=True)
+class AuditionMemory(EnvMemory):
+    """What the heuristic remembers too."""
+
+    hopeless_epochs: dict[str, int] = field(default_factory=dict)
+    """Seed id -> epochs in a row in which its forecast was not positive."""
+    worth: dict[str, float] = field(default_factory=dict)
+    """Blueprint -> what its last seed was worth: points brought, or the forecast that sent it away."""
+
+
+class HeuristicController(RuleController):
+    """Auditions blueprints behind a settled host, blends what promises to help, keeps what does. Nothing is learned.
+
+    Args:
+        setting: The hosts.
+        plateau_epochs: Epochs without a gain of half a point after which seeds are auditioned.
+        audition_epochs: Epochs in a row with a forecast of no gain after which an audition ends.
+        blend: How seeds are blended in.
+    """
+
+    memory_type = AuditionMemory
+
+    def __init__(
+        self, setting: Setting, plateau_epochs: int = 3, audition_epochs: int = 3, blend: str = "linear"
+    ) -> None:
+        super().__init__(setting, None, blend)
+        if plateau_epochs < 1:
+            raise ValueError(f"plateau_epochs must be at least 1, got {plateau_epochs}")
+        if audition_epochs < 1:
+            raise ValueError(f"audition_epochs must be at least 1, got {audition_epochs}")
+        self.plateau_epochs = plateau_epochs
+        self.audition_epochs = audition_epochs
+
+    def wants_seed(self, situation: Situation) -> bool:
+        """True while the host is stuck, or has settled for good."""
+        signals = situation.report.signals
+        return signals.stable or signals.plateau_epochs >= self.plateau_epochs
+
+    def settle(self, situation: Situation) -> ActionSpec | None:
+        """Also ends auditions that lead nowhere."""
+        for slot in situation.slots(SeedStage.TRAINING):
+            hopeless = self._auditions(situation).hopeless_epochs.get(slot.seed_id or "", 0)
+            if hopeless >= self.audition_epochs and slot.slot_id in situation.legal_slots(LifecycleOp.PRUNE):
+                return situation.on(LifecycleOp.PRUNE, slot.slot_id)
+        return super().settle(situation)
+
+    def trusts(self, slot: SlotReport) -> bool:
+        """Blends only what is forecast to help."""
+        return slot.predicted_gain is not None and slot.predicted_gain > 0.0
+
+    def choose_blueprint(self, situation: Situation, slot_id: str) -> str | None:
+        """The largest blueprint that had no seed yet; then the one that was worth most, if any was worth anything."""
+        legal = situation.legal_blueprints(slot_id)
+        worth = self._auditions(situation).worth
+        living = {slot.blueprint for slot in situation.report.slots if slot.stage.is_live}
+        untried = [name for name in legal if name not in worth and name not in living]
+        if untried:
+            return situation.largest(slot_id, untried)
+        proven = [name for name in legal if worth.get(name, 0.0) > 0.0]
+        return max(proven, key=lambda name: worth[name]) if proven else None
+
+    def update(self, situation: Situation, op: LifecycleOp) -> None:
+        """Notes forecasts and contributions of every seed."""
+        super().update(situation, op)
+        shown = self._auditions(situation)
+        for slot in situation.report.slots:
+            if slot.seed_id is None or slot.blueprint is None:
+                continue
+            if slot.stage is SeedStage.TRAINING and slot.predicted_gain is not None:
+                hopeless = slot.predicted_gain <= 0.0
+                shown.hopeless_epochs[slot.seed_id] = shown.hopeless_epochs.get(slot.seed_id, 0) + 1 if hopeless else 0
+                if hopeless:
+                    shown.worth[slot.blueprint] = slot.predicted_gain
+            elif slot.contribution_pp is not None:
+                shown.worth[slot.blueprint] = slot.contribution_pp
+
+    def _auditions(self, situation: Situation) -> AuditionMemory:
+        memory = self.memory[situation.report.env_id]
+        assert isinstance(memory, AuditionMemory)
+        return memory

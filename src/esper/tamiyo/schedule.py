@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from esper.leyline import (
@@ -17,8 +17,7 @@ from esper.leyline import (
     heads_used_by,
     record,
 )
-from esper.tamiyo.controller import Controller
-from esper.tamiyo.situation import Setting, Situation, check_names
+from esper.tamiyo.controller import Controller, Setting, Situation, check_names
 
 
 @record
@@ -39,7 +38,7 @@ def schedule_hash(entries: Sequence[ScheduleEntry]) -> str:
 
 
 @dataclass(slots=True)
-class Progress:
+class ScheduleProgress:
     """How far one env's episode followed the schedule."""
 
     pending: list[int] = field(default_factory=list)
@@ -53,24 +52,43 @@ class Progress:
         return sum(delay > 0 for delay in self.delays.values())
 
 
-class ScheduleController(Controller):
-    """Plays each entry at its epoch. One whose gate is closed is tried again every epoch, and its delay is noted."""
+class ScheduleController(Controller[ScheduleProgress]):
+    """Plays each entry at its epoch. One whose gate is closed is tried again every epoch, and its delay is noted.
+
+    Args:
+        setting: The hosts.
+        entries: The ops to play, in order of epochs.
+    """
+
+    memory_type = ScheduleProgress
 
     def __init__(self, setting: Setting, entries: Sequence[ScheduleEntry]) -> None:
         super().__init__(setting)
         check_schedule(entries, setting.layout)
         self.entries = tuple(entries)
         self.hash = schedule_hash(entries)
-        self._progress: dict[int, Progress] = {}
 
     @property
-    def progress(self) -> Mapping[int, Progress]:
+    def progress(self) -> Mapping[int, ScheduleProgress]:
         """By env id."""
-        return self._progress
+        return self.memory
+
+    def start(self, situation: Situation) -> ScheduleProgress:
+        """Every env plays the whole list."""
+        horizon = situation.report.signals.horizon
+        for entry in self.entries:
+            if entry.epoch >= horizon:
+                raise ValueError(f"schedule entry at epoch {entry.epoch} lies beyond the horizon of {horizon} epochs")
+        return ScheduleProgress(pending=list(range(len(self.entries))))
+
+    def load_memory(self, saved: dict[str, Any]) -> ScheduleProgress:
+        """JSON has turned positions into text; they become numbers again."""
+        delays = {int(position): delay for position, delay in saved["delays"].items()}
+        return ScheduleProgress(pending=saved["pending"], delays=delays)
 
     def decide(self, situation: Situation) -> ActionSpec:
         """The first due entry that is legal. In each slot the written order holds, also when entries are late."""
-        progress = self._progress[situation.report.env_id]
+        progress = self.memory[situation.report.env_id]
         epoch = situation.report.epochs_done
         blocked: set[str] = set()
         for position in progress.pending:
@@ -83,31 +101,6 @@ class ScheduleController(Controller):
                 return spec
             blocked.add(entry.slot)
         return situation.wait()
-
-    def forget(self) -> None:
-        """Drops the record of earlier episodes."""
-        self._progress.clear()
-
-    def meet(self, situation: Situation) -> None:
-        """Every env plays the whole list."""
-        horizon = situation.report.signals.horizon
-        for entry in self.entries:
-            if entry.epoch >= horizon:
-                raise ValueError(f"schedule entry at epoch {entry.epoch} lies beyond the horizon of {horizon} epochs")
-        self._progress[situation.report.env_id] = Progress(pending=list(range(len(self.entries))))
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is still to be played, by env."""
-        return {str(env_id): asdict(progress) for env_id, progress in self._progress.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues a schedule. JSON has turned positions into text; they become numbers again."""
-        self._progress = {
-            int(env_id): Progress(
-                pending=list(saved["pending"]), delays={int(p): delay for p, delay in saved["delays"].items()}
-            )
-            for env_id, saved in state.items()
-        }
 
 
 def _legal_spec(situation: Situation, entry: ScheduleEntry) -> ActionSpec | None:

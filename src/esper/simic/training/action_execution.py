@@ -26,7 +26,7 @@ from esper.leyline import (
 )
 from esper.simic.agent.types import ActionDict
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.tamiyo.observe import observe
+from esper.tamiyo.masks import observe
 
 
 class EnvPool(Protocol):

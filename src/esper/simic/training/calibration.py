@@ -21,8 +21,8 @@ from esper.simic.rewards import Calibration, RewardConfig, RewardWeights, calibr
 from esper.simic.rewards.families import committed_points
 from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.rollout import StepObserver, run_episodes
+from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.situation import Setting
 
 FIRST_RUN_SEED = 10_000
 """Run seeds from here on tune and calibrate; policies train below."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import MISSING, asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,9 +48,9 @@ from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
 from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.step_payloads import seen_by_policy
 from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
-from esper.tamiyo.controllers import CONTROLLERS, ControllerEntry, make_controller
+from esper.tamiyo.controller import Setting
+from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
 from esper.tamiyo.features import FeatureContext
-from esper.tamiyo.situation import Setting
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.runtime import usable_cores
@@ -291,13 +291,9 @@ def check_controller(name: str) -> None:
     Raises:
         ValueError: It is unknown, or needs parameters of its own.
     """
-    able = [entry.name for entry in CONTROLLERS.values() if _runs_by_name(entry)]
+    able = [known for known in CONTROLLERS if runs_by_name(known)]
     if name not in (LEARNED, *able):
         raise ValueError(f"unknown controller {name!r}. Known: {', '.join((LEARNED, *able))}")
-
-
-def _runs_by_name(entry: ControllerEntry) -> bool:
-    return all(part.default is not MISSING or part.default_factory is not MISSING for part in fields(entry.params))
 
 
 def worker_plan(config: TrainingConfig) -> tuple[str, int]:

@@ -1,49 +1,40 @@
-"""Chance as a controller: legal choices at random, or seeds at random times with as many ops as somebody else took."""
+"""Random baselines: uniform over legal choices, or seeds at random times with given mean op counts."""
 
 from __future__ import annotations
 
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from esper.leyline import BLENDS, OPS, ActionSpec, LifecycleConfig, LifecycleOp
-from esper.tamiyo.controller import Controller
-from esper.tamiyo.situation import Setting, Situation
+from esper.tamiyo.controller import Controller, Setting, Situation, StatelessController
 
 
-class WaitOnlyController(Controller):
-    """Does nothing: what the host becomes by itself."""
-
-    def decide(self, situation: Situation) -> ActionSpec:
-        """Waits."""
-        return situation.wait()
-
-
-class RandomController(Controller):
+class RandomController(StatelessController):
     """Uniform over legal ops, then slots, blueprints and blends."""
 
     def decide(self, situation: Situation) -> ActionSpec:
         """Draws from a generator of this decision alone."""
-        chance = situation.chance("random")
-        op = chance.choice([op for op in OPS if situation.masks.op[op]])
+        rng = situation.rng("random")
+        op = rng.choice([op for op in OPS if situation.masks.op[op]])
         if op is LifecycleOp.WAIT:
             return situation.wait()
         if op is LifecycleOp.GERMINATE:
-            return _random_seed(situation, chance)
-        return situation.on(op, chance.choice(situation.legal_slots(op)))
+            return _random_seed(situation, rng)
+        return situation.on(op, rng.choice(situation.legal_slots(op)))
 
 
-def _random_seed(situation: Situation, chance: random.Random) -> ActionSpec:
-    slot_id = chance.choice(situation.legal_slots(LifecycleOp.GERMINATE))
-    blueprint = chance.choice(situation.legal_blueprints(slot_id))
-    return situation.germinate(slot_id, blueprint, chance.choice(situation.legal_blends()))
+def _random_seed(situation: Situation, rng: random.Random) -> ActionSpec:
+    slot_id = rng.choice(situation.legal_slots(LifecycleOp.GERMINATE))
+    blueprint = rng.choice(situation.legal_blueprints(slot_id))
+    return situation.germinate(slot_id, blueprint, rng.choice(situation.legal_blends()))
 
 
 @dataclass(slots=True)
-class Life:
-    """What is to become of one seed, and when at the earliest."""
+class SeedPlan:
+    """What is to be done with one seed, and when at the earliest."""
 
     plant_at: int
     advance_at: int | None
@@ -80,63 +71,66 @@ class Life:
         self.ended = self.ended or spec.op in (LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE)
 
 
-class RateMatchedController(Controller):
-    """Takes given numbers of ops per episode at random legal times, on random slots, with random blueprints.
+@dataclass(slots=True)
+class EpisodePlan:
+    """The seeds of one env's episode and how far each has got."""
+
+    seeds: list[SeedPlan]
+
+
+class RateMatchedController(Controller[EpisodePlan]):
+    """Takes given mean numbers of ops per episode at random legal times, on random slots, with random blueprints.
 
     The counts of each episode are rounded so that their means are the given rates and every seed's fate is consistent:
-    who is kept was advanced before. An op whose gate is closed when due is tried again every epoch.
+    a kept seed was advanced before. An op whose gate is closed when due is tried again every epoch.
+
+    Args:
+        setting: The hosts.
+        rates: Mean ops per episode to match, for GERMINATE, ADVANCE, PRUNE and FOSSILIZE.
     """
+
+    memory_type = EpisodePlan
 
     def __init__(self, setting: Setting, rates: Mapping[str, float]) -> None:
         super().__init__(setting)
         check_rates(rates)
         self.rates = dict(rates)
-        self._lives: dict[int, list[Life]] = {}
+
+    def start(self, situation: Situation) -> EpisodePlan:
+        """Plans an env's episode."""
+        horizon, rng = situation.report.signals.horizon, situation.rng("rate_matched:plan")
+        return EpisodePlan(seeds=plan_seeds(self.rates, self.setting.lifecycle, horizon, rng))
+
+    def load_memory(self, saved: dict[str, Any]) -> EpisodePlan:
+        """The plan of one env from its JSON form."""
+        return EpisodePlan(seeds=[SeedPlan(**seed) for seed in saved["seeds"]])
 
     def decide(self, situation: Situation) -> ActionSpec:
-        """The first due op that is legal, lives taken in random order."""
-        chance = situation.chance("rate_matched")
-        lives = list(self._lives[situation.report.env_id])
-        chance.shuffle(lives)
-        for life in lives:
-            if life.slot_id is None and not self._leaves_room(life, lives):
+        """The first due op that is legal, seeds taken in random order."""
+        rng = situation.rng("rate_matched")
+        seeds = list(self.memory[situation.report.env_id].seeds)
+        rng.shuffle(seeds)
+        for seed in seeds:
+            if seed.slot_id is None and not self._leaves_room(seed, seeds):
                 continue
-            for op in life.due(situation.report.epochs_done):
-                if (spec := _legal_spec(situation, op, life, chance)) is not None:
-                    life.note(spec)
+            for op in seed.due(situation.report.epochs_done):
+                if (spec := _legal_spec(situation, op, seed, rng)) is not None:
+                    seed.note(spec)
                     return spec
         return situation.wait()
 
-    def _leaves_room(self, life: Life, lives: list[Life]) -> bool:
+    def _leaves_room(self, seed: SeedPlan, seeds: list[SeedPlan]) -> bool:
         """False for a seed that would stay in the last slot while others are still to come and go."""
-        passing = any(other.passes and not other.ended for other in lives)
-        staying = sum(not other.passes and other.slot_id is not None for other in lives)
-        return life.passes or not passing or staying + 1 < len(self.setting.layout.slots)
-
-    def forget(self) -> None:
-        """Drops the plans of earlier episodes."""
-        self._lives.clear()
-
-    def meet(self, situation: Situation) -> None:
-        """Plans an env's episode."""
-        chance = situation.chance("rate_matched:plan")
-        horizon = situation.report.signals.horizon
-        self._lives[situation.report.env_id] = plan_lives(self.rates, self.setting.lifecycle, horizon, chance)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The plans and how far they got, by env."""
-        return {str(env_id): [asdict(life) for life in lives] for env_id, lives in self._lives.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues the plans."""
-        self._lives = {int(env_id): [Life(**life) for life in lives] for env_id, lives in state.items()}
+        passing = any(other.passes and not other.ended for other in seeds)
+        staying = sum(not other.passes and other.slot_id is not None for other in seeds)
+        return seed.passes or not passing or staying + 1 < len(self.setting.layout.slots)
 
 
-def _legal_spec(situation: Situation, op: LifecycleOp, life: Life, chance: random.Random) -> ActionSpec | None:
+def _legal_spec(situation: Situation, op: LifecycleOp, seed: SeedPlan, rng: random.Random) -> ActionSpec | None:
     if op is LifecycleOp.GERMINATE:
-        return _random_seed(situation, chance) if situation.masks.op[op] else None
-    assert life.slot_id is not None
-    return situation.on(op, life.slot_id) if life.slot_id in situation.legal_slots(op) else None
+        return _random_seed(situation, rng) if situation.masks.op[op] else None
+    assert seed.slot_id is not None
+    return situation.on(op, seed.slot_id) if seed.slot_id in situation.legal_slots(op) else None
 
 
 RATED_OPS = tuple(op.name for op in OPS if op is not LifecycleOp.WAIT)
@@ -165,14 +159,14 @@ def check_rates(rates: Mapping[str, float]) -> None:
 _SLACK = 1e-9
 
 
-def plan_lives(
-    rates: Mapping[str, float], lifecycle: LifecycleConfig, horizon: int, chance: random.Random
-) -> list[Life]:
+def plan_seeds(
+    rates: Mapping[str, float], lifecycle: LifecycleConfig, horizon: int, rng: random.Random
+) -> list[SeedPlan]:
     """Seeds for one episode: as many of each fate as the rates say on average, at random times that leave room."""
     planted, advanced = rates["GERMINATE"], rates["ADVANCE"]
     kept, pruned = rates["FOSSILIZE"], rates["PRUNE"]
     # One draw rounds all running sums, so the counts add up in every episode and are right on average.
-    rounding = chance.random()
+    rounding = rng.random()
     num_kept, num_ended, num_planted = (
         math.floor(total + rounding + _SLACK) for total in (kept, kept + pruned, planted)
     )
@@ -181,30 +175,30 @@ def plan_lives(
     ramp = max(blend.ramp_epochs for blend in BLENDS.values())
     last = max(0, horizon - 1 - lifecycle.min_training - ramp - num_planted)
     return [
-        _plan_life(
+        _plan_seed(
             fate,
-            chance.randint(0, last),
-            fate == "keep" or chance.random() < advance_share,
+            rng.randint(0, last),
+            fate == "keep" or rng.random() < advance_share,
             lifecycle,
             horizon,
-            chance,
+            rng,
         )
         for fate in fates
     ]
 
 
-def _plan_life(
-    fate: str, start: int, advances: bool, lifecycle: LifecycleConfig, horizon: int, chance: random.Random
-) -> Life:
+def _plan_seed(
+    fate: str, start: int, advances: bool, lifecycle: LifecycleConfig, horizon: int, rng: random.Random
+) -> SeedPlan:
     trained = min(start + lifecycle.min_training, horizon - 1)
     advance = None
     if advances:
         latest = horizon - 1 - max(blend.ramp_epochs for blend in BLENDS.values())
-        advance = chance.randint(trained, max(trained, latest))
+        advance = rng.randint(trained, max(trained, latest))
     end = None
     if fate != "leave":
         earliest = trained if advance is None else min(advance + 1, horizon - 1)
         # A seed that is to go makes room for others soon.
         latest = horizon - 1 if fate == "keep" else earliest + (horizon - 1 - earliest) // 4
-        end = chance.randint(earliest, latest)
-    return Life(plant_at=start, advance_at=advance, end_at=end, keep=fate == "keep")
+        end = rng.randint(earliest, latest)
+    return SeedPlan(plant_at=start, advance_at=advance, end_at=end, keep=fate == "keep")

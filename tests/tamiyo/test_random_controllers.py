@@ -9,7 +9,7 @@ import pytest
 
 from esper.leyline import BLENDS, LifecycleOp
 from esper.tamiyo import Controller, Setting, make_controller
-from esper.tamiyo.chance import RATED_OPS
+from esper.tamiyo.random_controllers import RATED_OPS
 from esper.tamiyo.simulation import SimulationSpec
 from tests.fakes import legal_specs, run_policy, seeds, world
 
