@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from esper.karn.replay import LogItem
+from esper.karn.view import RunView
 from esper.leyline import (
     EVENTS,
     SCHEMA_VERSION,
@@ -667,3 +669,11 @@ def ids_of(kind: TelemetryEventType) -> dict[str, int]:
     if scope == "run":
         return {}
     return {"round": 0} if scope == "round" else {"round": 0, "episode": 0, "env": 0, "epoch": 1}
+
+
+def read_view(items: Iterable[LogItem]) -> RunView:
+    """The view of a run after all of these items."""
+    view = RunView()
+    for item in items:
+        view.add(item)
+    return view

@@ -17,7 +17,6 @@ from esper.karn.diagnosis import diagnose
 from esper.karn.history import read_history
 from esper.karn.integrity import check_run
 from esper.karn.replay import Follower, replay
-from esper.karn.view import read_view
 from esper.leyline import LoggedEvent, Severity
 from tests.karn.logs import (
     WALL,
@@ -27,6 +26,7 @@ from tests.karn.logs import (
     epoch_completed,
     every_type,
     ppo_update,
+    read_view,
     round_completed,
     started,
     write_round,

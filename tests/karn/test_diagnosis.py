@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 import esper.karn
-from esper.karn.diagnosis import ADVICE, Diagnosis, RunState, diagnose
+from esper.karn.diagnosis import ADVICE, Diagnosis, RunCondition, diagnose
 from esper.karn.history import read_history
 from esper.karn.process import Heartbeat, ProcessState
 from esper.karn.replay import replay
-from esper.karn.view import read_view
 from esper.leyline import THRESHOLDS, CudaMemory, RunStatus, Severity
 from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
@@ -34,6 +33,7 @@ from tests.karn.logs import (
     governor_changed,
     ppo_update,
     profile,
+    read_view,
     round_completed,
     started,
     suspected,
@@ -97,14 +97,14 @@ def log(tmp_path: Path) -> LogWriter:
 
 def test_a_healthy_run_is_steady(log: LogWriter) -> None:
     found = judge(log)
-    assert (found.state, found.severity, len(judge_all(log))) == (RunState.STEADY, Severity.INFO, 1)
+    assert (found.state, found.severity, len(judge_all(log))) == (RunCondition.STEADY, Severity.INFO, 1)
 
 
 def test_1_a_failed_run_names_its_error_and_how_to_resume(log: LogWriter) -> None:
     log.emit(T.CHECKPOINT_RECORDED, checkpoint(path="checkpoints/ckpt-00000005"))
     seq = log.emit(T.RUN_ENDED, ended(status="failed", error_type="OSError", error_message="no route"))
     found = judge(log, heartbeat(ProcessState.GONE, age_s=10 * STALE))
-    assert (found.state, found.severity) == (RunState.FAILED, Severity.CRITICAL)
+    assert (found.state, found.severity) == (RunCondition.FAILED, Severity.CRITICAL)
     assert "OSError: no route" in found.now
     assert f"seq {seq}" in found.why
     assert "ckpt-00000005" in found.next
@@ -113,9 +113,9 @@ def test_1_a_failed_run_names_its_error_and_how_to_resume(log: LogWriter) -> Non
 
 def test_2_a_run_without_end_whose_process_is_gone_died(log: LogWriter) -> None:
     for process in (ProcessState.GONE, ProcessState.ELSEWHERE):
-        assert judge(log, heartbeat(process, age_s=STALE)).state is RunState.STEADY  # it may just be starting again
+        assert judge(log, heartbeat(process, age_s=STALE)).state is RunCondition.STEADY  # it may just be starting again
         found = judge(log, heartbeat(process, age_s=STALE + 1))
-        assert found.state is RunState.DIED
+        assert found.state is RunCondition.DIED
         assert "no checkpoint" in found.next
         assert f"heartbeat_age_s {STALE + 1:.0f}, limit {STALE:g}" in found.why
         assert f"process 4711 is {process.value}" in found.why
@@ -124,15 +124,15 @@ def test_2_a_run_without_end_whose_process_is_gone_died(log: LogWriter) -> None:
 def test_2_without_a_heartbeat_file_the_age_of_the_log_decides(log: LogWriter) -> None:
     view = read_view(replay(log.folder))
     assert view.last_wall is not None
-    assert diagnose(view, None, view.last_wall + STALE)[0].state is RunState.STEADY
-    assert diagnose(view, None, view.last_wall + STALE + 1)[0].state is RunState.DIED
+    assert diagnose(view, None, view.last_wall + STALE)[0].state is RunCondition.STEADY
+    assert diagnose(view, None, view.last_wall + STALE + 1)[0].state is RunCondition.DIED
 
 
 def test_2_a_run_can_die_before_its_first_event(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.write(b"")
-    assert judge(log, heartbeat(ProcessState.GONE, age_s=STALE + 1)).state is RunState.DIED
-    assert diagnose(read_view(replay(tmp_path)), None, WALL)[0].state is RunState.STARTING
+    assert judge(log, heartbeat(ProcessState.GONE, age_s=STALE + 1)).state is RunCondition.DIED
+    assert diagnose(read_view(replay(tmp_path)), None, WALL)[0].state is RunCondition.STARTING
 
 
 def damaged(log: LogWriter) -> None:
@@ -156,33 +156,33 @@ def test_3_broken_evidence_outweighs_completion(
     breaks: Callable[[LogWriter], None], words: str, log: LogWriter
 ) -> None:
     breaks(log)
-    assert judge(log).state is RunState.EVIDENCE_BROKEN
+    assert judge(log).state is RunCondition.EVIDENCE_BROKEN
     log.emit(T.RUN_ENDED, ended())
     found = judge(log)
-    assert found.state is RunState.EVIDENCE_BROKEN
+    assert found.state is RunCondition.EVIDENCE_BROKEN
     assert words in found.now
-    assert RunState.COMPLETED in {finding.state for finding in judge_all(log)}
+    assert RunCondition.COMPLETED in {finding.state for finding in judge_all(log)}
 
 
 def test_3_a_log_that_cannot_be_written_now(log: LogWriter) -> None:
     found = judge(log, heartbeat(log_error="No space left on device", num_held=12))
-    assert found.state is RunState.EVIDENCE_BROKEN
+    assert found.state is RunCondition.EVIDENCE_BROKEN
     assert "No space left on device; 12 events wait" in found.why
 
 
 def test_3_an_explained_gap_is_no_broken_evidence(log: LogWriter) -> None:
     log.seq += 2
     log.emit(T.EVENTS_DROPPED, events_dropped(first_seq=log.seq - 2, last_seq=log.seq - 1))
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 def test_a_completed_run_says_so_whatever_alarms_are_open(log: LogWriter) -> None:
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.CRITICAL, round=LONG)
     seq = log.emit(T.RUN_ENDED, ended())
     found = judge(log, heartbeat(ProcessState.GONE, age_s=10 * STALE))
-    assert (found.state, found.severity) == (RunState.COMPLETED, Severity.INFO)
+    assert (found.state, found.severity) == (RunCondition.COMPLETED, Severity.INFO)
     assert f"seq {seq}" in found.why
-    assert RunState.ALARM in {
+    assert RunCondition.ALARM in {
         finding.state for finding in judge_all(log, heartbeat(ProcessState.GONE, age_s=10 * STALE))
     }
 
@@ -191,7 +191,7 @@ def test_an_interrupted_run_can_be_resumed(log: LogWriter) -> None:
     log.emit(T.CHECKPOINT_RECORDED, checkpoint())
     log.emit(T.RUN_ENDED, ended(status="interrupted"))
     found = judge(log)
-    assert found.state is RunState.INTERRUPTED
+    assert found.state is RunCondition.INTERRUPTED
     assert "--resume" in found.next
 
 
@@ -201,7 +201,7 @@ def test_4_silence_is_measured_in_epochs(severity: Severity, log: LogWriter) -> 
     quiet = heartbeat(silence_s=limit_s - 0.6, median_epoch_s=30.0)  # the heartbeat itself is 0.5 s old
     assert judge(log, quiet).severity is (Severity.INFO if severity is Severity.WARNING else Severity.WARNING)
     found = judge(log, heartbeat(silence_s=limit_s, median_epoch_s=30.0))
-    assert (found.state, found.severity) == (RunState.STALLED, severity)
+    assert (found.state, found.severity) == (RunCondition.STALLED, severity)
     assert "silence_epochs" in found.why
 
 
@@ -209,13 +209,16 @@ def test_4_short_epochs_do_not_make_a_stall(log: LogWriter) -> None:
     warn = THRESHOLDS["silence_epochs"].limit_of(Severity.WARNING)
     for median in (None, 0.01):
         assert (
-            judge(log, heartbeat(silence_s=warn * MIN_PROGRESS_S - 1, median_epoch_s=median)).state is RunState.STEADY
+            judge(log, heartbeat(silence_s=warn * MIN_PROGRESS_S - 1, median_epoch_s=median)).state
+            is RunCondition.STEADY
         )
-        assert judge(log, heartbeat(silence_s=warn * MIN_PROGRESS_S, median_epoch_s=median)).state is RunState.STALLED
+        assert (
+            judge(log, heartbeat(silence_s=warn * MIN_PROGRESS_S, median_epoch_s=median)).state is RunCondition.STALLED
+        )
 
 
 def test_4_a_process_that_lives_but_no_longer_beats_is_stalled(log: LogWriter) -> None:
-    assert judge(log, heartbeat(age_s=STALE + 1)).state is RunState.STALLED
+    assert judge(log, heartbeat(age_s=STALE + 1)).state is RunCondition.STALLED
 
 
 NOT_FINITE = [
@@ -235,26 +238,27 @@ def test_5_whatever_the_detector_finds_not_finite_is_a_broken_update(broken: dic
         assert made.metrics is not None
         log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(), round=LONG + number)
         for alarm in detector.check_all(made, UpdateClock(round=LONG + number)).findings:
-            told = anomaly(kind=alarm.kind, metric=alarm.metric, state=alarm.state, value=alarm.value)
+            names = ("kind", "metric", "state", "value", "limit")
+            told = anomaly(**{name: getattr(alarm, name) for name in names})
             seq = log.emit(T.ANOMALY_DETECTED, told, alarm.severity, round=LONG + number)
             break  # the first is about numbers that are none; what else is wrong with them is no matter here
         found = judge(log)
         if number == 0:
-            assert (found.state, found.severity) == (RunState.BROKEN_UPDATE, Severity.CRITICAL)
+            assert (found.state, found.severity) == (RunCondition.BROKEN_UPDATE, Severity.CRITICAL)
             assert found.why.startswith(f"num_nonfinite {num_nonfinite(made.metrics)}, limit 0 ")
             assert f"seq {seq}" in found.why
-            assert [finding.state for finding in judge_all(log)] == [RunState.BROKEN_UPDATE, RunState.STEADY]
-    assert found.state is RunState.STEADY
+            assert [finding.state for finding in judge_all(log)] == [RunCondition.BROKEN_UPDATE, RunCondition.STEADY]
+    assert found.state is RunCondition.STEADY
 
 
 def test_5_a_skipped_update(log: LogWriter) -> None:
     seq = log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(performed=False, skip_reason="no finite minibatch"), round=LONG)
     found = judge(log)
-    assert found.state is RunState.BROKEN_UPDATE
+    assert found.state is RunCondition.BROKEN_UPDATE
     assert "no finite minibatch" in found.now
     assert f"seq {seq}" in found.why
     log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(), round=LONG + 1)
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 def test_5_skips_in_a_row_become_critical(log: LogWriter) -> None:
@@ -271,32 +275,32 @@ def test_6_a_rollback_is_news_for_some_rounds(log: LogWriter) -> None:
     for number in range(RECENT_ROUNDS):
         log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + number)
         found = judge(log)
-        assert found.state is RunState.UNSAFE
+        assert found.state is RunCondition.UNSAFE
         assert f"env 1 back in round {LONG}: divergence" in found.now
         assert f"seq {seq}" in found.why
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + RECENT_ROUNDS)
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 def test_6_a_worker_given_up(log: LogWriter) -> None:
     log.emit(T.WORKER_STATE_CHANGED, worker_changed(state="lost"))
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
     log.emit(T.WORKER_STATE_CHANGED, worker_changed(state="abandoned"))
     found = judge(log)
-    assert found.state is RunState.UNSAFE
+    assert found.state is RunCondition.UNSAFE
     assert "worker 1 was given up, and with it envs 0, 1" in found.now
     log.emit(T.WORKER_STATE_CHANGED, worker_changed(state="recovered"))
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 def test_7_reward_hacking(log: LogWriter) -> None:
     log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.WARNING, round=LONG, **ENV)
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
     found = judge(log)
-    assert (found.state, found.severity) == (RunState.REWARD_HACKING, Severity.WARNING)
+    assert (found.state, found.severity) == (RunCondition.REWARD_HACKING, Severity.WARNING)
     assert "ransomware in slot r0c0 of env 1" in found.now
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + RECENT_ROUNDS)
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 def test_7_the_worst_suspicion_is_named_not_the_newest(log: LogWriter) -> None:
@@ -307,7 +311,7 @@ def test_7_the_worst_suspicion_is_named_not_the_newest(log: LogWriter) -> None:
         log.emit(T.REWARD_HACKING_SUSPECTED, mild, Severity.WARNING, round=LONG, **(ENV | {"env": env}))
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
     found = judge(log)
-    assert (found.state, found.severity) == (RunState.REWARD_HACKING, Severity.CRITICAL)
+    assert (found.state, found.severity) == (RunCondition.REWARD_HACKING, Severity.CRITICAL)
     assert f"seq {seq}" in found.why
     assert f"suspected in 2 of {2 * RECENT_ROUNDS} recent episodes" in found.why
 
@@ -325,7 +329,7 @@ def test_7_a_single_host_of_many_does_not_make_a_run_suspect(tmp_path: Path) -> 
             log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.CRITICAL, round=LONG, **(ENV | {"env": env}))
         log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
         states.append(judge(log).state)
-    assert states == [RunState.STEADY] * (enough - 1) + [RunState.REWARD_HACKING]
+    assert states == [RunCondition.STEADY] * (enough - 1) + [RunCondition.REWARD_HACKING]
     assert len(read_history(replay(log.folder)).warnings) == 3 * enough  # the report still shows each of them
 
 
@@ -336,27 +340,29 @@ def test_8_starting_then_warming_up_then_judged(tmp_path: Path) -> None:
     for number in range(WARMUP_UPDATES + 1):
         write_round(log, number)
         states.append(judge(log).state)
-    assert states == [RunState.STARTING] + [RunState.WARMING_UP] * (WARMUP_UPDATES - 1) + [RunState.STEADY] * 2
+    assert (
+        states == [RunCondition.STARTING] + [RunCondition.WARMING_UP] * (WARMUP_UPDATES - 1) + [RunCondition.STEADY] * 2
+    )
 
 
 def test_8_a_controller_that_does_not_learn_needs_no_warm_up(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started(controller="schedule"))
     log.emit(T.ROUND_COMPLETED, round_completed(update_performed=False), round=0)
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 def test_8_an_empty_log_is_starting(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.write(b"")
-    assert judge(log).state is RunState.STARTING
+    assert judge(log).state is RunCondition.STARTING
 
 
 def test_9_critical_alarms_come_in_the_order_of_the_table(log: LogWriter) -> None:
     for kind in ("value_nrmse", "ratio_max", "entropy_share"):
         log.emit(T.ANOMALY_DETECTED, anomaly(kind=kind, metric=f"{kind}:op"), Severity.CRITICAL, round=LONG)
     found = judge(log)
-    assert found.state is RunState.ALARM
+    assert found.state is RunCondition.ALARM
     assert [f.why.split(":")[0] for f in judge_all(log)[:3]] == ["ratio_max", "entropy_share", "value_nrmse"]
     assert found.next == ADVICE["ratio_max"]
 
@@ -364,7 +370,7 @@ def test_9_critical_alarms_come_in_the_order_of_the_table(log: LogWriter) -> Non
 def test_9_checkpoints_that_fail(log: LogWriter) -> None:
     log.emit(T.CHECKPOINT_RECORDED, checkpoint(action="save_failed", error="No space left"), Severity.ERROR)
     found = judge(log)
-    assert found.state is RunState.ALARM
+    assert found.state is RunCondition.ALARM
     assert "No space left" in found.why
 
 
@@ -387,7 +393,7 @@ MACHINES = [
 @pytest.mark.parametrize(("metric", "make"), MACHINES, ids=lambda part: part if isinstance(part, str) else "")
 def test_9_and_11_limits_of_the_machine(metric: str, make: Callable[[float], object], log: LogWriter) -> None:
     row = THRESHOLDS[metric]
-    for severity, state in ((Severity.WARNING, RunState.WARNING), (Severity.CRITICAL, RunState.ALARM)):
+    for severity, state in ((Severity.WARNING, RunCondition.WARNING), (Severity.CRITICAL, RunCondition.ALARM)):
         limit = row.limit_of(severity)
         beyond = limit * (0.99 if row.direction == "below" else 1.01)
         log.emit(T.PROFILE_MEASURED, make(beyond), round=LONG)
@@ -396,7 +402,7 @@ def test_9_and_11_limits_of_the_machine(metric: str, make: Callable[[float], obj
         assert found.why.startswith(metric)
     harmless = row.limit_of(Severity.WARNING) * (1.01 if row.direction == "below" else 0.99)
     log.emit(T.PROFILE_MEASURED, make(harmless), round=LONG)
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 @pytest.mark.parametrize("kind", ["decision_share", "wait_share"])
@@ -404,23 +410,27 @@ def test_9_and_11_limits_of_the_machine(metric: str, make: Callable[[float], obj
 def test_10_a_policy_that_does_not_act(kind: str, severity: Severity, log: LogWriter) -> None:
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.WARNING, round=LONG)
     log.emit(T.ANOMALY_DETECTED, anomaly(kind=kind, metric=kind), severity, round=LONG)
-    assert judge(log).state is RunState.NOT_ACTING
+    assert judge(log).state is RunCondition.NOT_ACTING
 
 
 def test_11_open_warnings_cite_metric_value_limit_and_place(log: LogWriter) -> None:
     seq = log.emit(T.ANOMALY_DETECTED, anomaly(value=0.4, limit=0.3), Severity.WARNING, round=LONG)
     found = judge(log)
-    assert (found.state, found.severity) == (RunState.WARNING, Severity.WARNING)
+    assert (found.state, found.severity) == (RunCondition.WARNING, Severity.WARNING)
     assert found.why == f"clip_share 0.4, limit 0.3 (seq {seq})"
     log.emit(T.ANOMALY_DETECTED, anomaly(state="cleared"), round=LONG)
-    assert judge(log).state is RunState.STEADY
+    assert judge(log).state is RunCondition.STEADY
 
 
 @pytest.mark.parametrize(
     ("kind", "state"),
-    [("improvement", RunState.IMPROVING), ("plateau", RunState.PLATEAU), ("degradation", RunState.DEGRADING)],
+    [
+        ("improvement", RunCondition.IMPROVING),
+        ("plateau", RunCondition.PLATEAU),
+        ("degradation", RunCondition.DEGRADING),
+    ],
 )
-def test_12_the_newest_trend(kind: str, state: RunState, log: LogWriter) -> None:
+def test_12_the_newest_trend(kind: str, state: RunCondition, log: LogWriter) -> None:
     log.emit(T.TREND_DETECTED, trend(), round=LONG)
     log.emit(T.TREND_DETECTED, trend(kind=kind), round=LONG + 1)
     assert judge(log).state is state
@@ -431,10 +441,10 @@ def test_12_the_newest_trend(kind: str, state: RunState, log: LogWriter) -> None
 def test_12_a_trend_that_is_over_is_not_told_for_ever(log: LogWriter) -> None:
     log.emit(T.TREND_DETECTED, trend(), round=LONG)
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
-    assert judge(log).state is RunState.IMPROVING
+    assert judge(log).state is RunCondition.IMPROVING
     seq = log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + 1)
     found = judge(log)
-    assert found.state is RunState.STEADY
+    assert found.state is RunCondition.STEADY
     assert found.why == f"no trend in round {LONG + 1} (seq {seq})"
 
 
@@ -452,20 +462,20 @@ def test_the_most_urgent_rule_wins_and_the_others_are_kept_in_order(tmp_path: Pa
     damaged(log)
     found = judge(log, heartbeat(silence_s=1e6))
     order = [
-        RunState.EVIDENCE_BROKEN,
-        RunState.STALLED,
-        RunState.BROKEN_UPDATE,
-        RunState.UNSAFE,
-        RunState.REWARD_HACKING,
-        RunState.WARMING_UP,
-        RunState.ALARM,
-        RunState.NOT_ACTING,
-        RunState.WARNING,
-        RunState.IMPROVING,
+        RunCondition.EVIDENCE_BROKEN,
+        RunCondition.STALLED,
+        RunCondition.BROKEN_UPDATE,
+        RunCondition.UNSAFE,
+        RunCondition.REWARD_HACKING,
+        RunCondition.WARMING_UP,
+        RunCondition.ALARM,
+        RunCondition.NOT_ACTING,
+        RunCondition.WARNING,
+        RunCondition.IMPROVING,
     ]
     assert [finding.state for finding in judge_all(log, heartbeat(silence_s=1e6))] == order
     assert found.state is order[0]
-    assert judge(log, heartbeat(ProcessState.GONE, age_s=1e6)).state is RunState.DIED
+    assert judge(log, heartbeat(ProcessState.GONE, age_s=1e6)).state is RunCondition.DIED
 
 
 def test_every_alarm_that_can_reach_an_operator_has_advice() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from esper.karn.diagnosis import Diagnosis, RunState, diagnose
+from esper.karn.diagnosis import Diagnosis, RunCondition, diagnose
 from esper.karn.replay import replay
 from esper.karn.view import RunView
 from esper.leyline import EpisodeCompleted, LoggedEvent, Severity
@@ -37,7 +37,7 @@ from tests.simic.telemetry.test_emitters import SUMMARY
 from tests.simic.telemetry.updates import ListSink
 
 RUNS: dict[str, Any] = json.loads(gzip.decompress((Path(__file__).parent / "healthy_runs.json.gz").read_bytes()))
-TRENDS = {"digits_blind": RunState.IMPROVING, "digits_saturated": RunState.PLATEAU}
+TRENDS = {"digits_blind": RunCondition.IMPROVING, "digits_saturated": RunCondition.PLATEAU}
 """Where each of them was at its end."""
 HORIZON = 20
 
@@ -125,10 +125,15 @@ def test_a_healthy_run_gets_past_warming_up_and_is_not_accused(task: str, tmp_pa
     found, view = verdicts(told_again(RUNS[task], tmp_path))
     states = [each.state for each in found]
     assert len(states) == len(RUNS[task]["rounds"])
-    assert states[: WARMUP_UPDATES - 1] == [RunState.WARMING_UP] * (WARMUP_UPDATES - 1)
+    assert states[: WARMUP_UPDATES - 1] == [RunCondition.WARMING_UP] * (WARMUP_UPDATES - 1)
     judged = Counter(states[WARMUP_UPDATES - 1 :])
-    assert not {RunState.REWARD_HACKING, RunState.ALARM, RunState.BROKEN_UPDATE, RunState.NOT_ACTING} & set(judged)
-    assert judged[RunState.WARNING] <= 0.1 * len(states)
+    assert not {
+        RunCondition.REWARD_HACKING,
+        RunCondition.ALARM,
+        RunCondition.BROKEN_UPDATE,
+        RunCondition.NOT_ACTING,
+    } & set(judged)
+    assert judged[RunCondition.WARNING] <= 0.1 * len(states)
     assert states[-1] is TRENDS[task]
     assert TRENDS[task] in states[TREND_WINDOW_ROUNDS:-1]
     assert not view.alarms

@@ -19,7 +19,6 @@ from esper.karn.columns import without_none
 from esper.karn.integrity import check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
-from esper.karn.view import read_view
 from esper.leyline import (
     ActionTaken,
     AnomalyDebug,
@@ -31,7 +30,7 @@ from esper.leyline import (
     TelemetryEventType,
 )
 from esper.scripts.cli import main
-from tests.karn.logs import PAYLOADS, WALL, LogWriter, T, anomaly, ids_of, layer_stats, ppo_update
+from tests.karn.logs import PAYLOADS, WALL, LogWriter, T, anomaly, ids_of, layer_stats, ppo_update, read_view
 from tests.karn.test_process import write as write_status
 
 OLD = Path(__file__).parent / "v1_run"

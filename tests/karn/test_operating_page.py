@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.diagnosis import RunState
+from esper.karn.diagnosis import RunCondition
 from esper.karn.sql_views import VIEWS
 from esper.leyline.thresholds import RECENT_ROUNDS, WARMUP_UPDATES
 from esper.scripts.cli import COMMANDS
@@ -21,7 +21,7 @@ def test_every_verdict_is_explained_in_the_order_of_the_rules() -> None:
     rows = re.search(r"\| verdict \| when \|\n\|---\|---\|\n(.*?)\n\n", PAGE, re.DOTALL)
     assert rows is not None
     told = [word.strip() for row in rows[1].splitlines() for word in row.split("|")[1].split(",")]
-    assert told == [state.value for state in RunState]
+    assert told == [state.value for state in RunCondition]
 
 
 def test_figures_on_the_page_are_those_of_the_table() -> None:

@@ -15,8 +15,8 @@ from esper.karn.integrity import check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
 from esper.karn.sql import RunDatabase
-from esper.karn.view import read_view
 from esper.scripts.cli import main
+from tests.karn.logs import read_view
 
 ROUNDS, ENVS, EPOCHS = 3, 2, 5
 

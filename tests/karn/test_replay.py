@@ -12,9 +12,9 @@ import esper.karn.replay as replay_module
 from esper.karn.codec import NewerSchema
 from esper.karn.integrity import check_run
 from esper.karn.replay import BadLine, Follower, LogItem, find_run, find_runs, replay
-from esper.karn.view import RunView, read_view
+from esper.karn.view import RunView
 from esper.leyline import SCHEMA_VERSION, LoggedEvent
-from tests.karn.logs import LogWriter, T, ended, started, write_manifest, write_round, write_run
+from tests.karn.logs import LogWriter, T, ended, read_view, started, write_manifest, write_round, write_run
 
 
 def places(items: list[LogItem]) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from esper.karn.replay import BadLine, replay
-from esper.karn.view import NUM_WARNINGS, RunView, read_view
+from esper.karn.view import NUM_WARNINGS, RunView
 from esper.leyline import EVENTS, Severity, TelemetryEventType
 from tests.karn.logs import (
     PAYLOADS,
@@ -20,6 +20,7 @@ from tests.karn.logs import (
     governor_changed,
     ids_of,
     ppo_update,
+    read_view,
     seed_ended,
     started,
     worker_changed,

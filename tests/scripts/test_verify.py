@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from esper.karn.replay import replay
-from esper.karn.view import read_view
 from esper.leyline import Severity, make_event
 from esper.nissa import TelemetryHub, begin_attempt
 from esper.nissa.heartbeat import Heartbeat
 from esper.scripts.cli import main
 from esper.simic.run.run_dir import RunDir
-from tests.karn.logs import PAYLOADS, T, ended, ids_of, started
+from tests.karn.logs import PAYLOADS, T, ended, ids_of, read_view, started
 
 
 def write_attempt(folder: Path, *, first_seq: int = 0, num_epochs: int = 20, finish: bool = True) -> None:
@@ -101,7 +100,7 @@ def test_a_rebuild_does_not_vouch_for_damage_that_the_manifest_knows(
     flip(victim)
     assert verify(str(run), "--rebuild") == 2
     told = capsys.readouterr()
-    assert "written anew" not in told.out
+    assert "rebuilt" not in told.out
     (line,) = told.err.splitlines()
     for words in (
         f"segments/{victim.name}: sha256 mismatch",

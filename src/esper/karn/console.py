@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.diagnosis import Diagnosis, RunState
+from esper.karn.diagnosis import Diagnosis, RunCondition
 from esper.karn.view import RunView
 from esper.leyline import AnomalyDetected, GovernorStateChanged, LoggedEvent, RunEnded, Severity
 
@@ -86,7 +86,7 @@ def _verdict(found: Sequence[Diagnosis]) -> Iterator[tuple[str, str | Text]]:
             yield "also", text.append(clean(f"  [{other.why}]"), style="dim")
 
 
-def _figures(view: RunView, state: RunState) -> Iterator[tuple[str, str]]:
+def _figures(view: RunView, state: RunCondition) -> Iterator[tuple[str, str]]:
     yield "progress", _progress(view, state)
     if view.last_round is not None:
         data = view.last_round.data
@@ -108,11 +108,11 @@ def _figures(view: RunView, state: RunState) -> Iterator[tuple[str, str]]:
     yield "log", f"{view.num_events:,} events, {view.num_missing} lost, {view.num_bad} damaged lines"
 
 
-def _progress(view: RunView, state: RunState) -> str:
+def _progress(view: RunView, state: RunCondition) -> str:
     if view.started is None:
         return "not started"
     text = _rounds_done(view)
-    if view.ended is None and state is not RunState.DIED and view.last_round is not None:
+    if view.ended is None and state is not RunCondition.DIED and view.last_round is not None:
         round_s = view.last_round.data.duration_s
         left_s = (view.started.num_rounds - len(view.returns)) * round_s
         text += f", {round_s:.1f} s each, about {duration(left_s)} left"
@@ -178,12 +178,12 @@ def _note(event: LoggedEvent) -> Text:
 
 
 def describe(data: object) -> str:
-    """A payload in one line. Those that are met most have words of their own; of others, what is set is listed."""
+    """A payload in one line: worded for the most frequent types, a list of its fields for the others."""
     match data:
         case AnomalyDetected():
             return f"{data.state}: {data.metric} {data.value:.4g}, limit {data.limit:.4g}; {data.detail}"
         case GovernorStateChanged():
-            back = "; the host was set back" if data.rolled_back else ""
+            back = "; the host was rolled back" if data.rolled_back else ""
             limit = "" if data.limit is None else f", limit {data.limit:.4g}"
             moved = f"{data.from_state} to {data.to_state}"
             return f"{moved}: {data.reason or 'recovered'}, validation loss {data.value:.4g}{limit}{back}"

@@ -19,7 +19,7 @@ from esper.leyline import THRESHOLDS, AnomalyDetected, Severity, record
 from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
 
 
-class RunState(str, Enum):
+class RunCondition(str, Enum):
     """What a run is doing, in one word, most urgent first."""
 
     FAILED = "failed"
@@ -46,7 +46,7 @@ class RunState(str, Enum):
 class Diagnosis:
     """One rule that matched, with its evidence."""
 
-    state: RunState
+    state: RunCondition
     severity: Severity
     now: str
     """What is the case."""
@@ -88,10 +88,10 @@ def diagnose(
         *_unsafe(view),
         *_reward_hacking(view),
         *_starting(view),
-        *_alarms(view, RunState.ALARM, critical=True),
+        *_alarms(view, RunCondition.ALARM, critical=True),
         *_unsaved(view),
         *_not_acting(view),
-        *_alarms(view, RunState.WARNING, critical=False),
+        *_alarms(view, RunCondition.WARNING, critical=False),
         _trend(view),
     )
     if run_dir is None:
@@ -149,7 +149,7 @@ def _failed(view: RunView) -> Iterator[Diagnosis]:
     ended = view.ended
     if ended is not None and ended.data.status == "failed":
         yield Diagnosis(
-            state=RunState.FAILED,
+            state=RunCondition.FAILED,
             severity=Severity.CRITICAL,
             now=f"failed: {ended.data.error_type}: {ended.data.error_message}",
             why=f"RUN_ENDED with status failed (seq {ended.seq})",
@@ -170,7 +170,7 @@ def _died(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[D
     severity = row.severity_of(age_s)
     if severity is not None:
         yield Diagnosis(
-            state=RunState.DIED,
+            state=RunCondition.DIED,
             severity=severity,
             now="the process is gone and left no end marker",
             why=f"no RUN_ENDED up to seq {view.last_seq}, heartbeat_age_s {age_s:.0f}, "
@@ -198,7 +198,7 @@ def _evidence_broken(view: RunView, heartbeat: Heartbeat | None, problems: Seque
         reasons.append(("the log cannot be written", held))
     advice = "do not cite this run; esper verify RUN names every damaged place. Check disk space and permissions"
     for now, why in reasons:
-        yield Diagnosis(state=RunState.EVIDENCE_BROKEN, severity=Severity.ERROR, now=now, why=why, next=advice)
+        yield Diagnosis(state=RunCondition.EVIDENCE_BROKEN, severity=Severity.ERROR, now=now, why=why, next=advice)
 
 
 def _ended(view: RunView) -> Iterator[Diagnosis]:
@@ -208,7 +208,7 @@ def _ended(view: RunView) -> Iterator[Diagnosis]:
     completed = ended.data.status == "completed"
     best = ended.data.best_accuracy_pct
     yield Diagnosis(
-        state=RunState.COMPLETED if completed else RunState.INTERRUPTED,
+        state=RunCondition.COMPLETED if completed else RunCondition.INTERRUPTED,
         severity=Severity.INFO,
         now=f"{ended.data.status} after {ended.data.num_rounds_total} rounds"
         + ("" if best is None else f", best accuracy {best:.1f} % (best single host)"),
@@ -223,11 +223,9 @@ def _stalled(view: RunView, heartbeat: Heartbeat | None) -> Iterator[Diagnosis]:
     status = heartbeat.status
     epoch_s = MIN_PROGRESS_S if status.median_epoch_s is None else max(status.median_epoch_s, MIN_PROGRESS_S)
     measured = {"heartbeat_age_s": heartbeat.age_s, "silence_epochs": (status.silence_s + heartbeat.age_s) / epoch_s}
+    now = f"process {status.pid} is alive but makes no progress"
     for metric, value in measured.items():
-        severity = THRESHOLDS[metric].severity_of(value)
-        if severity is not None:
-            now = f"process {status.pid} is alive but makes no progress"
-            yield _by_limit(RunState.STALLED, severity, now, metric, value, view.last_seq)
+        yield from _over_limit(RunCondition.STALLED, metric, value, view.last_seq, now)
 
 
 def _broken_update(view: RunView) -> Iterator[Diagnosis]:
@@ -235,15 +233,12 @@ def _broken_update(view: RunView) -> Iterator[Diagnosis]:
     if last is None:
         return
     reason = "" if last.data.skip_reason is None else f": {last.data.skip_reason}"
-    # What counts as not finite is the detector's to say; its alarm follows the update and ends with the next good one.
+    # The detector decides what counts as not finite; its alarm follows the update and ends with the next good one.
     alarm = view.alarms.get(("num_nonfinite", None))
     if alarm is not None:
-        now = f"the policy's update is not finite{reason}"
-        yield _by_limit(RunState.BROKEN_UPDATE, alarm.severity, now, "num_nonfinite", alarm.data.value, alarm.seq)
-    severity = THRESHOLDS["skipped_updates"].severity_of(view.num_skipped_updates)
-    if severity is not None:
-        now = f"the policy did not learn{reason}"
-        yield _by_limit(RunState.BROKEN_UPDATE, severity, now, "skipped_updates", view.num_skipped_updates, last.seq)
+        yield replace(_from_alarm(RunCondition.BROKEN_UPDATE, alarm), now=f"the policy's update is not finite{reason}")
+    now = f"the policy did not learn{reason}"
+    yield from _over_limit(RunCondition.BROKEN_UPDATE, "skipped_updates", view.num_skipped_updates, last.seq, now)
 
 
 def _unsafe(view: RunView) -> Iterator[Diagnosis]:
@@ -252,9 +247,9 @@ def _unsafe(view: RunView) -> Iterator[Diagnosis]:
         data = rollback.data
         limit = "" if data.limit is None else f", limit {data.limit:g}"
         yield Diagnosis(
-            state=RunState.UNSAFE,
+            state=RunCondition.UNSAFE,
             severity=Severity.ERROR,
-            now=f"the governor set env {rollback.env} back in round {rollback.round}: {data.reason}",
+            now=f"the governor rolled env {rollback.env} back in round {rollback.round}: {data.reason}",
             why=f"validation loss {data.value:g}{limit} (seq {rollback.seq}); {view.num_rollbacks} in all",
             next="see what was planted before: esper query RUN 'from safety'",
         )
@@ -262,7 +257,7 @@ def _unsafe(view: RunView) -> Iterator[Diagnosis]:
         if worker.data.state == "abandoned":
             envs = ", ".join(map(str, worker.data.env_ids))
             yield Diagnosis(
-                state=RunState.UNSAFE,
+                state=RunCondition.UNSAFE,
                 severity=Severity.ERROR,
                 now=f"worker {worker.data.worker_id} was given up, and with it envs {envs}",
                 why=f"{worker.data.error} (seq {worker.seq})",
@@ -271,9 +266,9 @@ def _unsafe(view: RunView) -> Iterator[Diagnosis]:
 
 
 def _reward_hacking(view: RunView) -> Iterator[Diagnosis]:
-    """Speaks of the policy, so one odd host is not enough: it stays among the newest warnings.
+    """A claim about the policy, so one suspicious episode is not enough: that is only among the newest warnings.
 
-    A policy that is paid for damage does it again and again; exploration meets a hostage now and then.
+    A policy that is paid for damage repeats it; exploration does it now and then.
     """
     recent = [cited for cited in view.suspicions.values() if _is_recent(view, cited.round)]
     # The recent rounds count as whole: early in a run the share is too small rather than too large.
@@ -285,7 +280,7 @@ def _reward_hacking(view: RunView) -> Iterator[Diagnosis]:
     data = worst.data
     ratio = "" if data.ratio is None else f", ratio {data.ratio:.1f}"
     yield Diagnosis(
-        state=RunState.REWARD_HACKING,
+        state=RunCondition.REWARD_HACKING,
         severity=worst.severity,
         now=f"the reward may pay for damage: {data.pattern} in slot {data.slot_id} of env {worst.env}",
         why=f"contribution {data.contribution_pp:.2f} pp, improvement {data.improvement_pp:.2f} pp{ratio} "
@@ -300,7 +295,7 @@ def _starting(view: RunView) -> Iterator[Diagnosis]:
         return
     if view.last_round is None:
         yield Diagnosis(
-            state=RunState.STARTING,
+            state=RunCondition.STARTING,
             severity=Severity.INFO,
             now="starting: no round is complete yet",
             why=f"{view.num_events} events, none of them ROUND_COMPLETED",
@@ -308,7 +303,7 @@ def _starting(view: RunView) -> Iterator[Diagnosis]:
         )
     elif view.last_update is not None and view.num_updates < WARMUP_UPDATES:
         yield Diagnosis(
-            state=RunState.WARMING_UP,
+            state=RunCondition.WARMING_UP,
             severity=Severity.INFO,
             now="warming up: too early to judge the policy",
             why=f"{view.num_updates} updates, limit {WARMUP_UPDATES} (seq {view.last_update.seq})",
@@ -319,7 +314,7 @@ def _starting(view: RunView) -> Iterator[Diagnosis]:
 def _unsaved(view: RunView) -> Iterator[Diagnosis]:
     if view.save_failure is not None:
         yield Diagnosis(
-            state=RunState.ALARM,
+            state=RunCondition.ALARM,
             severity=Severity.ERROR,
             now="checkpoints cannot be saved: a crash now would lose the rounds since the last one",
             why=f"{view.save_failure.data.error} (seq {view.save_failure.seq})",
@@ -327,23 +322,19 @@ def _unsaved(view: RunView) -> Iterator[Diagnosis]:
         )
 
 
-def _alarms(view: RunView, state: RunState, *, critical: bool) -> Iterator[Diagnosis]:
+def _alarms(view: RunView, state: RunCondition, *, critical: bool) -> Iterator[Diagnosis]:
     """Open alarms of one severity, with those about the machine, in the order of the table."""
-    found = [
-        (_ORDER.get(alarm.data.kind, len(_ORDER)), _from_alarm(state, alarm))
-        for alarm in view.alarms.values()
-        if alarm.data.kind not in (*_BROKEN, *_PASSIVE) and (alarm.severity is Severity.CRITICAL) is critical
-    ]
+    apart = (*_BROKEN, *_PASSIVE)
+    alarms = view.alarms.values()
+    found = [(alarm.data.kind, _from_alarm(state, alarm)) for alarm in alarms if alarm.data.kind not in apart]
     for metric, value, seq in _machine(view):
-        severity = THRESHOLDS[metric].severity_of(value)
-        if severity is not None and (severity is Severity.CRITICAL) is critical:
-            now = THRESHOLDS[metric].reason
-            found.append((_ORDER[metric], _by_limit(state, severity, now, metric, value, seq)))
-    yield from (one for _, one in sorted(found, key=lambda entry: entry[0]))
+        found += [(metric, one) for one in _over_limit(state, metric, value, seq, THRESHOLDS[metric].reason)]
+    found.sort(key=lambda entry: _ORDER.get(entry[0], len(_ORDER)))
+    yield from (one for _, one in found if (one.severity is Severity.CRITICAL) is critical)
 
 
-def _from_alarm(state: RunState, alarm: Cited[AnomalyDetected]) -> Diagnosis:
-    """The build that wrote the log may know alarms that this one does not; then the log's own words must do."""
+def _from_alarm(state: RunCondition, alarm: Cited[AnomalyDetected]) -> Diagnosis:
+    """A newer build may have logged an alarm that this one does not know; then its own text is shown."""
     data = alarm.data
     where = "" if alarm.env is None else f" in env {alarm.env}"
     reason = THRESHOLDS[data.kind].reason if data.kind in THRESHOLDS else data.detail
@@ -356,10 +347,12 @@ def _from_alarm(state: RunState, alarm: Cited[AnomalyDetected]) -> Diagnosis:
     )
 
 
-def _by_limit(state: RunState, severity: Severity, now: str, metric: str, value: float, seq: int | None) -> Diagnosis:
-    limit = THRESHOLDS[metric].limit_of(severity)
-    why = f"{metric} {value:g}, limit {limit:g} (seq {seq})"
-    return Diagnosis(state=state, severity=severity, now=now, why=why, next=ADVICE[metric])
+def _over_limit(state: RunCondition, metric: str, value: float, seq: int | None, now: str) -> Iterator[Diagnosis]:
+    """One diagnosis if the value is beyond a limit of its row in the table, otherwise none."""
+    severity = THRESHOLDS[metric].severity_of(value)
+    if severity is not None:
+        why = f"{metric} {value:g}, limit {THRESHOLDS[metric].limit_of(severity):g} (seq {seq})"
+        yield Diagnosis(state=state, severity=severity, now=now, why=why, next=ADVICE[metric])
 
 
 def _machine(view: RunView) -> Iterator[tuple[str, float, int]]:
@@ -380,7 +373,7 @@ def _machine(view: RunView) -> Iterator[tuple[str, float, int]]:
 def _not_acting(view: RunView) -> Iterator[Diagnosis]:
     for alarm in view.alarms.values():
         if alarm.data.kind in _PASSIVE:
-            yield _from_alarm(RunState.NOT_ACTING, alarm)
+            yield _from_alarm(RunCondition.NOT_ACTING, alarm)
 
 
 def _trend(view: RunView) -> Diagnosis:
@@ -388,20 +381,24 @@ def _trend(view: RunView) -> Diagnosis:
     trend, last = view.trend, view.last_round
     if trend is None or (last is not None and known(trend.round) < known(last.round)):
         return Diagnosis(
-            state=RunState.STEADY,
+            state=RunCondition.STEADY,
             severity=Severity.INFO,
             now="steady",
             why="no trend yet" if last is None else f"no trend in round {last.round} (seq {last.seq})",
             next="nothing to do",
         )
-    states = {"improvement": RunState.IMPROVING, "plateau": RunState.PLATEAU, "degradation": RunState.DEGRADING}
+    states = {
+        "improvement": RunCondition.IMPROVING,
+        "plateau": RunCondition.PLATEAU,
+        "degradation": RunCondition.DEGRADING,
+    }
     state, data = states[trend.data.kind], trend.data
     return Diagnosis(
         state=state,
         severity=trend.severity,
         now=f"{state.value}: rolling accuracy {data.rolling_pct:.1f} %",
         why=f"{data.delta_pp:+.2f} pp in {data.window_rounds} rounds (seq {trend.seq})",
-        next="look at the newest rounds" if state is RunState.DEGRADING else "nothing to do",
+        next="look at the newest rounds" if state is RunCondition.DEGRADING else "nothing to do",
     )
 
 

@@ -1,6 +1,6 @@
 """One HTML file about a run: what it was, what came of it, what went wrong, and whether the record can be trusted.
 
-The file needs nothing but itself: pictures are inside, there is no script, and the browser is told to load nothing.
+The file needs nothing but itself: pictures are inside, there is no script, and its policy lets browsers load nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from esper.karn import charts
 from esper.karn.console import clean_lines, describe, figure
-from esper.karn.diagnosis import RunState, diagnose
+from esper.karn.diagnosis import RunCondition, diagnose
 from esper.karn.history import RunHistory, read_history
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.process import read_heartbeat
@@ -31,7 +31,7 @@ def make_report(run_dir: Path, wall: float) -> str:
     history, checked = read_history(replay(run_dir)), check_run(run_dir)
     view, heartbeat = history.view, read_heartbeat(run_dir, wall)
     verdict, *others = diagnose(view, heartbeat, wall, run_dir=run_dir, problems=checked.damage)
-    if verdict.state is RunState.COMPLETED:  # elsewhere it advises to make a report
+    if verdict.state is RunCondition.COMPLETED:  # elsewhere it advises to make a report
         verdict = replace(verdict, next="read on; nothing needs to be done")
     return _render(
         title=f"Run {view.run or run_dir.name}",

@@ -32,7 +32,7 @@ MEMORY_BYTES = 1_000_000_000
 LOG_COPIES = 4
 """How often the log may be held: as it is, and in parts that are sorted and turned into columns."""
 TIME_ZONES = "a time with a time zone cannot be shown; write to_timestamp(wall)::timestamp, which is local time"
-"""DuckDB would need another library for it, and says so with a traceback."""
+"""DuckDB would need another library for it, and fails with a traceback."""
 _NONFINITE = b'"nonfinite"'
 _ERRNO = re.compile(r'"errno":"(\d+)"')
 """DuckDB gives the number of an error only inside its text."""

@@ -64,10 +64,16 @@ def _each_event(kind: TelemetryEventType, *without: str, also: Iterable[str] = (
 
 
 def _each_part(kind: TelemetryEventType, parts: str, *columns: str) -> str:
-    """One row per entry of a list or mapping in the payload, in its order; the entry is called `part`."""
+    """One row per entry of a list in the payload, in its order; the entry is called `part`."""
     entries = f"unnest({parts}) WITH ORDINALITY AS parts(part, place)"
     chosen = f"{_STAMP}{_IDS[EVENTS[kind].scope]}, {', '.join(columns)}"
     return f"SELECT {chosen} FROM {_typed(kind)}, {entries} ORDER BY run, seq, place"
+
+
+def _each_key(kind: TelemetryEventType, mapping: str, key: str, record: type, *columns: str) -> str:
+    """One row per entry of a mapping of records in the payload: columns of the event, the key, the record's fields."""
+    fields = flat_columns(record, path="part.value")
+    return _each_part(kind, f"map_entries(data.{mapping})", *columns, f"part.key AS {key}", *fields)
 
 
 def _newest(kind: TelemetryEventType) -> str:
@@ -142,12 +148,7 @@ FROM ({_decoded(struct_type(LoggedEvent, data="JSON"))})) ORDER BY run, seq
     "episodes": _each_event(T.EPISODE_COMPLETED),
     "trends": _each_event(T.TREND_DETECTED, also=SEVERITY),
     "epochs": _each_event(T.EPOCH_COMPLETED, "slots", "debug"),
-    "slots": _each_part(
-        T.EPOCH_COMPLETED,
-        "map_entries(data.slots)",
-        "part.key AS slot_id",
-        *flat_columns(SlotState, path="part.value"),
-    ),
+    "slots": _each_key(T.EPOCH_COMPLETED, "slots", "slot_id", SlotState),
     "decisions": _each_event(T.ACTION_TAKEN, "heads", "components"),
     "decision_heads": _each_part(
         T.ACTION_TAKEN,
@@ -181,29 +182,14 @@ FROM ({_decoded(struct_type(LoggedEvent, data="JSON"))})) ORDER BY run, seq
         "part.key AS slot_id, part.value AS contribution_pp, data.shapley_pp[part.key] AS shapley_pp",
     ),
     "ppo_updates": _each_event(T.PPO_UPDATE_COMPLETED, "heads", "layers", also=SEVERITY),
-    "ppo_heads": _each_part(
-        T.PPO_UPDATE_COMPLETED,
-        "map_entries(data.heads)",
-        "part.key AS head",
-        *flat_columns(HeadUpdate, path="part.value"),
-    ),
-    "choices": _each_part(
-        T.CHOICE_STATS,
-        "map_entries(data.choices)",
-        *_payload(T.CHOICE_STATS, "choices"),
-        "part.key AS choice",
-        *flat_columns(ChoiceCount, path="part.value"),
-    ),
+    "ppo_heads": _each_key(T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate),
+    "choices": _each_key(T.CHOICE_STATS, "choices", "choice", ChoiceCount, *_payload(T.CHOICE_STATS, "choices")),
     "anomalies": _each_event(T.ANOMALY_DETECTED, "debug", also=SEVERITY),
     "safety": _SAFETY,
     "workers": _each_event(T.WORKER_STATE_CHANGED, also=SEVERITY),
     "checkpoints": _each_event(T.CHECKPOINT_RECORDED, "round", also=("data.round AS num_rounds", *SEVERITY)),
-    "profile": _each_part(
-        T.PROFILE_MEASURED,
-        "map_entries(data.phases)",
-        *_payload(T.PROFILE_MEASURED, "phases", "cuda"),
-        "part.key AS phase",
-        *flat_columns(PhaseTime, path="part.value"),
+    "profile": _each_key(
+        T.PROFILE_MEASURED, "phases", "phase", PhaseTime, *_payload(T.PROFILE_MEASURED, "phases", "cuda")
     ),
     "drops": _each_event(T.EVENTS_DROPPED, also=SEVERITY),
     "blueprint_yield": _BLUEPRINT_YIELD,

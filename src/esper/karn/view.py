@@ -7,7 +7,6 @@ replay sees to it that only the events that count arrive here.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -206,14 +205,6 @@ class RunView:
         before = self.suspicions.get(key)
         if before is None or cited.severity is Severity.CRITICAL or before.severity is not Severity.CRITICAL:
             self.suspicions[key] = cited
-
-
-def read_view(items: Iterable[LogItem]) -> RunView:
-    """The view after all of these items."""
-    view = RunView()
-    for item in items:
-        view.add(item)
-    return view
 
 
 def known(number: int | None) -> int:

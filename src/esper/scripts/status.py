@@ -1,4 +1,4 @@
-"""`esper status`: what a run is doing, why that is said, and what to do next. Reads only, in a process of its own."""
+"""`esper status`: what a run is doing, on what evidence, and what to do next. Reads only, in a process of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def status_command(
 ) -> None:
     """Show what a run is doing, live or finished.
 
-    Below the run's name, the first line says what is the case, the second cites the figure, limit and event behind it,
+    Below the run's name, the first line is the verdict, the second cites the figure, limit and event behind it,
     the third what to do. All of it is computed from the event log; only the question whether the process is alive is
     put to the heartbeat file and the operating system. Watching a run cannot disturb it.
     """
@@ -60,11 +60,11 @@ def status_command(
 
 def _until_over(states: Iterator[tuple[RunView, Diagnoses]]) -> Iterator[tuple[RunView, Diagnoses]]:
     """Looks again and again until nothing more will come: the log has its end, or the process that wrote it is gone."""
-    from esper.karn.diagnosis import RunState
+    from esper.karn.diagnosis import RunCondition
 
     for view, found in states:
         yield view, found
-        if view.ended is not None or found[0].state is RunState.DIED:
+        if view.ended is not None or found[0].state is RunCondition.DIED:
             return
         time.sleep(POLL_S)
 
@@ -74,7 +74,7 @@ def _watch(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Diagnoses]]:
 
     Args:
         run: The run directory.
-        wait: True to say so where nothing shows that anybody writes the run, and to give up after a while.
+        wait: True to wait a while for a first event or heartbeat, and to print that.
 
     Raises:
         ValueError: There has been neither an event nor a heartbeat for too long.

@@ -24,7 +24,7 @@ def plain_console(*, width: int | None = None, soft_wrap: bool = False, highligh
 
 
 def json_ready(value: Any) -> Any:
-    """JSON has no word for numbers that are not finite; they become text, so that null keeps its meaning."""
+    """Numbers that are not finite as text, since JSON has none and null means not measured."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -20,7 +20,7 @@ EXIT_UNSOUND = 1
 def verify_command(
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run directory.")],
     rebuild: Annotated[
-        bool, tyro.conf.arg(help="First write manifest.json anew from the log's files, for a run that lost it.")
+        bool, tyro.conf.arg(help="First rebuild manifest.json from the log's files, for a run that lost it.")
     ] = False,
 ) -> None:
     """Check that the record of a run is whole.
@@ -38,7 +38,7 @@ def verify_command(
     find_run(run)
     if rebuild:
         _rebuild(run)
-        console.print("manifest.json written anew")
+        console.print("manifest.json rebuilt")
     found = check_run(run)
     console.print(
         f"{found.num_lines:,} lines, {found.num_superseded:,} of them written again by a later attempt; "
@@ -72,7 +72,7 @@ def _rebuild(run: Path) -> None:
     with _owned(run):
         if wrong := contradictions(run):
             raise ValueError(
-                f"{run / MANIFEST_FILE} was not written anew, since it contradicts the log: {'; '.join(wrong)}. "
+                f"{run / MANIFEST_FILE} was not rebuilt, since it contradicts the log: {'; '.join(wrong)}. "
                 f"Restore what is damaged, or delete {MANIFEST_FILE} to accept the files as they are, and try again"
             )
         manifest = rebuild_manifest(run)
