@@ -219,18 +219,3 @@ def test_the_composition_root_hides_no_functions():
         if isinstance(inner, ast.FunctionDef) and inner is not outer
     ]
     assert nested == []
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "get_hub",
-        "RewardNormalizer",
-        "SharedBatchIterator",
-        "PPOAgent",
-        "collect_per_layer_gradients",
-        "check_numerical_stability",
-    ],
-)
-def test_the_composition_root_names_its_parts(name):
-    assert hasattr(vectorized, name)
