@@ -38,16 +38,16 @@ def at_step(monkeypatch):
 
     def send(number, signum):
         steps = 0
-        note = RunRecorder.step
+        note = RunRecorder.stored
 
-        def step(self, facts):
+        def stored(self, before, specs, after):
             nonlocal steps
             steps += 1
-            note(self, facts)
+            note(self, before, specs, after)
             if steps == number:
                 os.kill(os.getpid(), signum)
 
-        monkeypatch.setattr(RunRecorder, "step", step)
+        monkeypatch.setattr(RunRecorder, "stored", stored)
 
     return send
 

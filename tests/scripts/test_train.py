@@ -235,10 +235,10 @@ def test_a_termination_request_stops_now_and_saves_the_boundary(tmp_path):
 
 
 def test_a_stop_in_the_first_round_shows_the_way_on(tmp_path, monkeypatch, capsys):
-    def step(self, facts):
+    def stored(self, before, specs, after):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(RunRecorder, "step", step)
+    monkeypatch.setattr(RunRecorder, "stored", stored)
     with pytest.raises(SystemExit) as caught:
         train(*SMOKE, "--runs", tmp_path, "--run-id", "a")
     assert caught.value.code == 143

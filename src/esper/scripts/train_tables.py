@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from esper.leyline import BatchSummary
-from esper.simic.training.dual_ab import Comparison
+from esper.simic.training.dual_ab import PairedRounds
 
 
 def outcome_table(history: Sequence[BatchSummary], envs: int) -> Table:
@@ -31,7 +31,7 @@ def outcome_table(history: Sequence[BatchSummary], envs: int) -> Table:
     return table
 
 
-def comparison_table(names: Sequence[str], found: Comparison) -> Table:
+def comparison_table(names: Sequence[str], found: PairedRounds) -> Table:
     """Both sides, and the paired difference over the last tenth of the rounds."""
     last = max(1, len(found.histories[0]) // 10)
     table = Table(title=f"Last {last} rounds, same hosts on both sides (validation, exploring)", title_justify="left")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.simic.training.dual_ab import check_comparable, compare, differing_fields
+from esper.simic.training.dual_ab import check_comparable, differing_fields, paired_rounds
 from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
@@ -27,15 +27,16 @@ def test_both_sides_play_the_same_hosts_in_turns():
         open_trainer(WAIT, heard[0], NeverStop()) as a,
         open_trainer(replace(TINY, controller="random"), heard[1], NeverStop()) as b,
     ):
-        told = []
-        found = compare(a, b, told.append)
+        *_, found = told = list(paired_rounds(a, b))
     first = [facts.before.reports for facts in (heard[0].steps[0], heard[1].steps[0])]
     assert [report.val_loss for report in first[0]] == [report.val_loss for report in first[1]]
-    assert len(found.pairs) == 2 * 2
+    assert [len(pairs) for pairs in found.pairs] == [2, 2]
     assert len(told) == 2
-    assert found.differences_pp(last_rounds=1) == tuple(pair.difference_pp for pair in found.pairs[2:])
-    assert any(pair.params_ratio_b > 1.0 for pair in found.pairs)
-    assert all(pair.params_ratio_a == 1.0 for pair in found.pairs)
+    last = [(left.committed_accuracy_pct, right.committed_accuracy_pct) for left, right in found.pairs[-1]]
+    assert found.differences_pp(last_rounds=1) == tuple(right - left for left, right in last)
+    grown = [(left.params_ratio, right.params_ratio) for pairs in found.pairs for left, right in pairs]
+    assert all(left == 1.0 for left, _ in grown)
+    assert any(right > 1.0 for _, right in grown)
 
 
 def test_a_side_that_does_the_same_shows_no_difference():
@@ -44,5 +45,5 @@ def test_a_side_that_does_the_same_shows_no_difference():
         open_trainer(WAIT, Listening(), NeverStop()) as a,
         open_trainer(replace(TINY, controller="plateau"), Listening(), NeverStop()) as b,
     ):
-        found = compare(a, b)
+        *_, found = paired_rounds(a, b)
     assert set(found.differences_pp(2)) == {0.0}

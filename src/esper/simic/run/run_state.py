@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from esper.leyline import BatchSummary, CheckpointError, ModelFileError
 from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.simic.agent.files import FACTS_FILE, POLICY_FILE
@@ -17,7 +19,6 @@ from esper.simic.client import SimicClient
 from esper.simic.rewards import Calibration
 from esper.simic.run.checkpoint import load_checkpoint, newest_valid
 from esper.simic.run.run_dir import open_run
-from esper.simic.training.calibration import calibration_from
 from esper.simic.training.config import LEARNED, TrainingConfig, config_from_json
 
 if TYPE_CHECKING:
@@ -74,13 +75,13 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
         return RunState(
             config=config,
             counters=state["counters"],
-            history=tuple(BatchSummary(**row) for row in state["history"]),
-            calibration=None if state["calibration"] is None else calibration_from(state["calibration"]),
+            history=msgspec.convert(state["history"], tuple[BatchSummary, ...]),
+            calibration=msgspec.convert(state["calibration"], Calibration | None),
             reward_scale=state["reward_scale"],
             log_state=state["log"],
             agent=PPOAgent.load(files) if config.controller == LEARNED else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise ModelFileError(f"{STATE_FILE}: not the state of a training run of this release ({error})") from error
 
 

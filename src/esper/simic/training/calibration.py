@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
+
+import msgspec
 
 from esper import __version__
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, EpochReport, PolicyProtocol
@@ -29,7 +31,7 @@ FIRST_RUN_SEED = 10_000
 
 
 def reward_config(task: TaskSpec, gamma: float, weights: RewardWeights, scale: Calibration | None) -> RewardConfig:
-    """What the reward terms are told about a task. Without a scale: from chance level to perfection."""
+    """What the reward terms know about a task. Without a scale: from chance level to perfection."""
     family = "loss" if task.metric == "loss" else "contribution"
     return RewardConfig(
         horizon=task.horizon,
@@ -41,12 +43,6 @@ def reward_config(task: TaskSpec, gamma: float, weights: RewardWeights, scale: C
     )
 
 
-def calibration_key(task: TaskSpec, data: Dataset, runs: int) -> str:
-    """Under which name a scale is kept: it holds for exactly this task, data, number of runs and release."""
-    facts = json.dumps([asdict(task), data.sha256, runs, __version__], sort_keys=True, default=str)
-    return hashlib.sha256(facts.encode()).hexdigest()[:16]
-
-
 def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, folder: Path | None) -> Calibration:
     """The scale from its file, or measured now and filed.
 
@@ -56,38 +52,27 @@ def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, f
         data: Its data.
         runs: Hosts of each kind.
         folder: Where scales are kept; None measures every time.
-    """
-    path = None if folder is None else folder / f"{task.name}-{calibration_key(task, data, runs)}.json"
-    if path is not None and path.is_file():
-        return read_calibration(path)
-    scale = measure(pool, task, runs)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, (json.dumps(asdict(scale), indent=2) + "\n").encode())
-    return scale
-
-
-def read_calibration(path: Path) -> Calibration:
-    """Reads a filed scale.
 
     Raises:
         ValueError: The file is damaged.
     """
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        return calibration_from(facts)
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a calibration ({error}); delete it and it is measured again") from error
+    if folder is None:
+        return measure_scale(pool, task, runs)
+    key = json.dumps([asdict(task), data.sha256, runs, __version__], sort_keys=True, default=str)
+    path = folder / f"{task.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    if path.is_file():
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Calibration)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path} is not a calibration ({error}); delete it and it is measured again") from error
+    scale = measure_scale(pool, task, runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, (json.dumps(asdict(scale), indent=2) + "\n").encode())
+    return scale
 
 
-def calibration_from(facts: dict[str, object]) -> Calibration:
-    """Builds a scale from its JSON form."""
-    scale = Calibration(**facts)  # type: ignore[arg-type]
-    return replace(scale, reference=None if scale.reference is None else tuple(scale.reference))
-
-
-def measure(pool: EnvPool, task: TaskSpec, runs: int) -> Calibration:
-    """Plays hosts left alone and hosts that grow at every chance, and takes their points."""
+def measure_scale(pool: EnvPool, task: TaskSpec, runs: int) -> Calibration:
+    """Plays hosts left alone and hosts that grow whenever they can, and takes their points."""
     config = reward_config(task, 1.0, RewardWeights(), None)
     setting = Setting(layout=pool.layout, lifecycle=pool.lifecycle, run_seed=FIRST_RUN_SEED)
     seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=FIRST_RUN_SEED + n) for n in range(runs)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -30,36 +30,21 @@ PAIRED: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """One episode on both sides."""
+class PairedRounds:
+    """What two configurations did on the same hosts, after as many rounds of both."""
 
-    round_idx: int
-    env_id: int
-    accuracy_pct_a: float
-    accuracy_pct_b: float
-    params_ratio_a: float
-    params_ratio_b: float
-
-    @property
-    def difference_pp(self) -> float:
-        """B minus A."""
-        return self.accuracy_pct_b - self.accuracy_pct_a
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """What two configurations did on the same hosts."""
-
-    histories: tuple[tuple[BatchSummary, ...], tuple[BatchSummary, ...]]
-    pairs: tuple[Pair, ...]
+    histories: tuple[tuple[BatchSummary, ...], tuple[BatchSummary, ...]] = ((), ())
+    pairs: tuple[tuple[tuple[EpisodeCompleted, EpisodeCompleted], ...], ...] = ()
+    """Per round: the episodes of each env on both sides."""
 
     def differences_pp(self, last_rounds: int) -> tuple[float, ...]:
-        """B minus A in committed accuracy, per episode of the last rounds."""
-        first = len(self.histories[0]) - last_rounds
-        return tuple(pair.difference_pp for pair in self.pairs if pair.round_idx >= first)
-
-
-NOTHING_YET = Comparison(histories=((), ()), pairs=())
+        """B minus A in committed accuracy, per episode of the last rounds; a lost worker drops a pair."""
+        return tuple(
+            b.committed_accuracy_pct - a.committed_accuracy_pct
+            for round_pairs in self.pairs[-last_rounds:]
+            for a, b in round_pairs
+            if a.committed_accuracy_pct is not None and b.committed_accuracy_pct is not None
+        )
 
 
 def check_comparable(a: TrainingConfig, b: TrainingConfig) -> None:
@@ -81,41 +66,34 @@ def differing_fields(a: TrainingConfig, b: TrainingConfig) -> tuple[str, ...]:
     return tuple(entry.name for entry in fields(TrainingConfig) if getattr(a, entry.name) != getattr(b, entry.name))
 
 
-def compare(
-    a: VectorizedPPOTrainer, b: VectorizedPPOTrainer, after_round: Callable[[Comparison], None] = lambda so_far: None
-) -> Comparison:
-    """Trains both in turns, round by round, until the last round or a stop, and pairs their episodes.
+def paired_rounds(a: VectorizedPPOTrainer, b: VectorizedPPOTrainer) -> Iterator[PairedRounds]:
+    """Trains both in turns until the last round or a stop, and yields what is known after each round of both.
 
     Args:
         a: One side, at the same boundary as the other.
         b: The other side.
-        after_round: Told what is known after each round of both.
 
     Raises:
         ValueError: They cannot be compared.
     """
     check_comparable(a.config, b.config)
-    pairs: list[Pair] = []
-    found = NOTHING_YET
-    while a.next_round < a.config.rounds:
+    pairs: list[tuple[tuple[EpisodeCompleted, EpisodeCompleted], ...]] = []
+    ends = a.next_round >= a.config.rounds
+    while not ends:
         for side in (a, b):
             side.run_round()
-        pairs += _pairs(a.next_round - 1, a.client.episode_stats(), b.client.episode_stats())
-        found = Comparison(histories=(tuple(a.history), tuple(b.history)), pairs=tuple(pairs))
-        after_round(found)
+        pairs.append(tuple(zip(a.client.episode_stats(), b.client.episode_stats(), strict=True)))
+        yield PairedRounds(histories=(tuple(a.history), tuple(b.history)), pairs=tuple(pairs))
         ends = a.next_round == a.config.rounds or a.stop.after_round or b.stop.after_round
         for side in (a, b):
             side.offer_checkpoint(last=ends)
-        if ends:
-            break
-    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonFinish:
+class ComparisonEnd:
     """How two sessions ended."""
 
-    found: Comparison
+    found: PairedRounds
     sides: tuple[SessionEnd, SessionEnd]
 
     @property
@@ -132,43 +110,26 @@ def run_comparison(
     listeners: tuple[Backend, Backend],
     *,
     data_dir: Path | None = None,
-) -> ComparisonFinish:
+) -> ComparisonEnd:
     """Trains both runs in turns until the last round, a stop or an error, and leaves both so that they can be resumed.
 
     Raises:
         RunBusy: Another process works on one of them.
         Exception: Whatever went wrong, after both logs have their last events.
     """
-    so_far = [NOTHING_YET]
+    found = PairedRounds()
     try:
         with (
             open_session(starts[0], stop, (listeners[0],), data_dir=data_dir) as a,
             open_session(starts[1], stop, (listeners[1],), data_dir=data_dir) as b,
         ):
             try:
-                compare(a.trainer, b.trainer, so_far.append)
+                for so_far in paired_rounds(a.trainer, b.trainer):
+                    found = so_far
             except StepCancelled:  # one side may be a round ahead: both save the boundary they have
                 a.save_boundary()
                 b.save_boundary()
     except StepCancelled:  # before the first round, while the scale was measured
         unopened = end_unopened(starts[0], stop.exit_code), end_unopened(starts[1], stop.exit_code)
-        return ComparisonFinish(found=NOTHING_YET, sides=unopened)
-    return ComparisonFinish(found=so_far[-1], sides=(a.end(stop.exit_code), b.end(stop.exit_code)))
-
-
-def _pairs(round_idx: int, a: Sequence[EpisodeCompleted], b: Sequence[EpisodeCompleted]) -> list[Pair]:
-    rows = []
-    for env_id, (left, right) in enumerate(zip(a, b, strict=True)):
-        if left.committed_accuracy_pct is None or right.committed_accuracy_pct is None:
-            continue  # a lost worker: the pair is dropped on both sides
-        rows.append(
-            Pair(
-                round_idx=round_idx,
-                env_id=env_id,
-                accuracy_pct_a=left.committed_accuracy_pct,
-                accuracy_pct_b=right.committed_accuracy_pct,
-                params_ratio_a=left.params_ratio,
-                params_ratio_b=right.params_ratio,
-            )
-        )
-    return rows
+        return ComparisonEnd(found=found, sides=unopened)
+    return ComparisonEnd(found=found, sides=(a.end(stop.exit_code), b.end(stop.exit_code)))
