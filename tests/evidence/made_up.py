@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from esper.evidence.arms import ARMS
-from esper.evidence.manifest import SCHEMA_VERSION, Check, Manifest, Session, write_manifest
-from esper.evidence.results import OK, CurvePoint, KeptSeed, ResultStore, RunResult, SeedLife, Topology
-from esper.evidence.summary import policy_ids
+import pandas as pd
+
+from esper.evidence.arms import ARMS, line_up
+from esper.evidence.host_runs import GrownSeed
+from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest, EvaluationSession
+from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
+from esper.evidence.runs import Evaluation
+from esper.evidence.static_networks import KeptSeed
+from esper.evidence.summary import Summary, policy_ids, summarise
+from esper.runtime.datasets import Dataset
+from esper.runtime.tasks import TaskSpec
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import network_shape
+from esper.simic.run.run_state import LoadedPolicy
+from esper.simic.training.config import TrainingConfig
 
 HOST = {"kind": "cnn", "kwargs": {"channels": [8, 8]}}
-PASSED = Check(name="planted", passed=True, found="good", limit="good")
+PASSED = CheckResult(name="planted", passed=True, found="good", limit="good")
 POLICY = {"policy_id": "abc", "task": "digits_blind"}
 
 
-def manifest(arms: Sequence[str], *, num_seeds: int = 20, subject: str = "ppo_greedy", **changes: object) -> Manifest:
+def manifest(
+    arms: Sequence[str], *, num_seeds: int = 20, subject: str = "ppo_greedy", **changes: object
+) -> EvaluationManifest:
     """Of an evaluation in which everything was checked and was well."""
-    plain = Manifest(
-        schema_version=SCHEMA_VERSION,
+    plain = EvaluationManifest(
+        schema_version=EVALUATION_FORMAT,
         setup="setup",
         code="code",
         task="digits_blind",
@@ -40,12 +55,12 @@ def manifest(arms: Sequence[str], *, num_seeds: int = 20, subject: str = "ppo_gr
         settings={},
         tuning=None,
         policies=(POLICY,) if subject == "ppo_greedy" else (),
-        gates=(PASSED,),
+        learning_checks=(PASSED,),
         controls=(PASSED,),
         notes=(),
         versions={"python": "3"},
         machine={"cores": 2},
-        sessions=(Session(argv=("esper", "evaluate"), started="then", ended="later", opened_test=True),),
+        sessions=(EvaluationSession(argv=("esper", "evaluate"), started="then", ended="later", opened_test=True),),
         test_openings=1,
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
@@ -82,29 +97,66 @@ def row(arm: str, run_seed: int, accuracy: float, policy_id: str = "", **changes
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def rows(found: Manifest, means: Mapping[str, float], *, noise: float = 0.4, seed: int = 0) -> list[RunResult]:
+def rows(
+    found: EvaluationManifest, means: Mapping[str, float], *, noise: float = 0.4, seed: int = 0
+) -> list[RunResult]:
     """Runs whose arms have these means; what a run seed does to all arms alike does not show in pairs."""
-    chance = random.Random(seed)
-    luck = {run_seed: chance.gauss(0, 2) for run_seed in found.run_seeds}
+    rng = random.Random(seed)
+    luck = {run_seed: rng.gauss(0, 2) for run_seed in found.run_seeds}
     return [
-        row(arm, run_seed, means[arm] + luck[run_seed] + chance.gauss(0, noise), policy_id)
+        row(arm, run_seed, means[arm] + luck[run_seed] + rng.gauss(0, noise), policy_id)
         for arm in found.arms
         for policy_id in policy_ids(found, arm)
         for run_seed in found.run_seeds
     ]
 
 
+def untrained(
+    name: str, blueprints: Sequence[str] = ("a", "b"), *, run_seed: int = 0, folder: Path = Path(), **config: Any
+) -> LoadedPolicy:
+    """A policy that nobody trained, of a run without a log."""
+    return LoadedPolicy(
+        agent=PPOAgent(network_shape(tuple(blueprints)), PPOConfig(), run_seed=run_seed),
+        config=TrainingConfig(seed=run_seed, **config),
+        checkpoint=folder / "checkpoints" / "none",
+        run_id=name,
+        rounds=0,
+        host_epochs=0,
+        training_s=0.0,
+        policy_sha256=name,
+    )
+
+
+def summary(found: EvaluationManifest, made: Sequence[RunResult]) -> Summary:
+    return summarise(found, pd.DataFrame([asdict(result) for result in made]))
+
+
+def evaluation(task: TaskSpec, data: Dataset, folder: Path, settings: Mapping[str, Mapping[str, object]]) -> Evaluation:
+    """One of fixed arms that nobody prepared."""
+    return Evaluation(
+        task=task,
+        data=data,
+        lineup=line_up(["all"], has_policy=False, subject="schedule", can_widen=False),
+        policies={},
+        store=ResultStore(folder),
+        manifest=manifest(list(ARMS), subject="schedule", settings=settings),
+    )
+
+
 def write(
-    folder: Path, found: Manifest, made: Sequence[RunResult], order: Callable[[list[RunResult]], None] = lambda r: None
+    folder: Path,
+    found: EvaluationManifest,
+    made: Sequence[RunResult],
+    order: Callable[[list[RunResult]], None] = lambda r: None,
 ) -> None:
     """The files of an evaluation."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(folder, found)
+    found.save(folder)
     store = ResultStore(folder)
     shuffled = list(made)
     order(shuffled)
     for result in shuffled:
-        life = SeedLife(
+        life = GrownSeed(
             slot="r0c0", blueprint="cnn.conv", blend="linear", params=100, planted=1, blended=2, kept=3, pruned=None
         )
         grown = result.num_kept > 0
@@ -117,15 +169,7 @@ def write(
             lives=(life,) if grown else (),
         )
         curve = [
-            CurvePoint(
-                arm=result.arm,
-                policy_id=result.policy_id,
-                run_seed=result.run_seed,
-                epoch=epoch,
-                committed_accuracy_pct=result.val_accuracy_pct * epoch / found.horizon,
-                committed_loss=result.val_loss,
-                total_params=result.params,
-            )
+            (*result.key, epoch, result.val_accuracy_pct * epoch / found.horizon, result.val_loss, result.params)
             for epoch in range(1, found.horizon + 1)
         ]
-        store.add(result, topology, curve)
+        store.add(result, topology, pd.DataFrame(curve, columns=list(CURVE_COLUMNS)))

@@ -1,34 +1,16 @@
 """Controls notice what they are there to notice."""
 
-from pathlib import Path
-
 import pytest
 
-from esper.evidence.controls import CONTROL_WORLDS, still_frozen
-from esper.evidence.policies import Policy
+from esper.evidence.controls import CONTROL_WORLDS, still_frozen, world_controls
+from esper.evidence.policies import agent_digest
 from esper.evidence.sandboxes import SANDBOXES
-from esper.scripts.evaluate import world_controls
-from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import network_shape
-
-
-def policy() -> Policy:
-    return Policy(
-        policy_id="abc",
-        run_dir=Path(),
-        agent=PPOAgent(network_shape(("a", "b")), PPOConfig(), run_seed=0),
-        task="digits_blind",
-        episode_length=None,
-        param_budget=None,
-        trained_seeds=frozenset(),
-        facts={},
-    )
+from tests.evidence.made_up import untrained
 
 
 def test_a_policy_that_moved_is_noticed() -> None:
-    played = policy()
-    before = {"abc": played.digest()}
+    played = untrained("abc")
+    before = {"abc": agent_digest(played.agent)}
     assert still_frozen(before, {"abc": played}).passed is True
     played.agent.network.obs_norm.stats.count += 1
     check = still_frozen(before, {"abc": played})

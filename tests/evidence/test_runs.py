@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from esper.evidence import runs
+from esper.evidence import limits, runs
 from esper.evidence.arms import ARMS
 from esper.evidence.controls import TIMES, same_again
 from esper.evidence.host_runs import HostRunner, SideBySide
 from esper.evidence.results import ResultStore, RunResult
-from esper.evidence.runs import Arena, Finished, Job, realised_rates
+from esper.evidence.runs import Arena, FinishedRun, Job, realised_rates
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, LifecycleOp
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.tamiyo.controllers import make_controller
-from tests.evidence.made_up import row
+from tests.evidence.made_up import evaluation, row
 
 SEEDS = tuple(EpisodeSeed(env_id=n, episode=0, run_seed=20_000 + n) for n in range(3))
 SETTINGS = {"schedule": {"gap": 2}, "fragrow": {"max_interval": 2.0}}
@@ -39,23 +39,14 @@ def test_rows(data: Dataset) -> Split:
 
 @pytest.fixture
 def arena(task: TaskSpec, data: Dataset, tmp_path: Path) -> Iterator[Arena]:
-    with Arena(
-        task,
-        data,
-        ResultStore(tmp_path),
-        setup="setup",
-        subject="schedule",
-        policies={},
-        settings=SETTINGS,
-        workers=1,
-    ) as made:
+    with Arena(evaluation(task, data, tmp_path, SETTINGS), workers=1) as made:
         yield made
 
 
-def play(arena: Arena, arm: str, seeds: Sequence[EpisodeSeed], rows: Split) -> list[Finished]:
+def play(arena: Arena, arm: str, seeds: Sequence[EpisodeSeed], rows: Split) -> list[FinishedRun]:
     done = list(arena.play(Job(arm=ARMS[arm], policy_id="", seeds=tuple(seeds)), rows))
     for run in done:
-        arena._store.add(run.result, run.topology, run.curve)
+        arena._evaluation.store.add(run.result, run.topology, run.curve)
     return done
 
 
@@ -65,14 +56,12 @@ def figures(result: RunResult) -> RunResult:
 
 def test_an_arm_that_plants_nothing_is_waiting_bit_for_bit(task: TaskSpec, data: Dataset, tmp_path: Path) -> None:
     never = {"periodic": {"every_epochs": 100}}
-    store = ResultStore(tmp_path)
-    with Arena(task, data, store, setup="s", subject="schedule", policies={}, settings=never, workers=1) as arena:
+    with Arena(evaluation(task, data, tmp_path, never), workers=1) as arena:
         waiting = play(arena, "wait_only", SEEDS, data.val)
         idle = play(arena, "periodic", SEEDS, data.val)
     assert [figures(run.result) for run in waiting] == [figures(run.result) for run in idle]
-    assert [[replace(p, arm="") for p in run.curve] for run in waiting] == [
-        [replace(p, arm="") for p in run.curve] for run in idle
-    ]
+    for one, other in zip(waiting, idle, strict=True):
+        assert one.curve.drop(columns="arm").equals(other.curve.drop(columns="arm"))
 
 
 def test_the_static_network_has_the_topology_that_was_grown(arena: Arena, test_rows: Split) -> None:
@@ -88,7 +77,7 @@ def test_the_static_network_has_the_topology_that_was_grown(arena: Arena, test_r
         assert other.topology.lives == ()
 
 
-def test_what_grew_is_told_with_its_epochs(arena: Arena, test_rows: Split) -> None:
+def test_what_grew_has_its_epochs(arena: Arena, test_rows: Split) -> None:
     (run,) = play(arena, "schedule", SEEDS[:1], test_rows)
     (life,) = run.topology.lives
     assert (life.slot, life.blueprint, life.planted, life.blended, life.kept, life.pruned) == (
@@ -98,7 +87,7 @@ def test_what_grew_is_told_with_its_epochs(arena: Arena, test_rows: Split) -> No
     result = run.result
     assert (result.num_germinate, result.num_advance, result.num_fossilize, result.num_kept) == (1, 1, 1, 1)
     assert result.num_wait == 8 - 3
-    assert result.param_epochs == sum(point.total_params for point in run.curve)
+    assert result.param_epochs == run.curve["total_params"].sum()
     assert result.test_accuracy_pct == result.val_accuracy_pct, "here the validation rows stand in for the test rows"
     assert 0 < result.controller_s < result.run_s
 
@@ -134,7 +123,7 @@ def test_a_crash_leaves_the_other_runs_intact(arena: Arena, test_rows: Split, mo
     broken = [run.result for run in play(arena, "periodic", SEEDS, test_rows)]
     assert [result.failed for result in broken] == [False, True, False]
     assert broken[1].status == "failed: RuntimeError: a worm in the wood"
-    assert (broken[1].test_accuracy_pct, broken[1].params) == (10.0, 650), "chance, with the bare host"
+    assert (broken[1].test_accuracy_pct, broken[1].params) == (10.0, 650), "guessing, with the bare host"
     assert [figures(broken[0]), figures(broken[2])] == [whole[0], whole[2]]
     monkeypatch.undo()
     assert not play(arena, "plateau", SEEDS[:1], test_rows)[0].result.failed, "the next arm has sound workers"
@@ -143,13 +132,13 @@ def test_a_crash_leaves_the_other_runs_intact(arena: Arena, test_rows: Split, mo
 def test_many_rollbacks_are_a_failure_that_keeps_its_network(
     arena: Arena, test_rows: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "MAX_ROLLBACKS", -1)
+    monkeypatch.setattr(limits, "MAX_ROLLBACKS", -1)
     (run,) = play(arena, "wait_only", SEEDS[:1], test_rows)
     assert run.result.status == "failed: 0 rollbacks"
     assert run.result.test_accuracy_pct > 50
 
 
-def test_a_network_that_puts_out_nonsense_counts_as_chance(
+def test_a_network_that_puts_out_nonsense_counts_as_guessing(
     arena: Arena, test_rows: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "score_committed", lambda *args: (float("nan"), 93.0))
@@ -180,7 +169,7 @@ def test_rates_are_those_of_the_sampled_policy_and_possible(tmp_path: Path) -> N
     assert set(rates) == {op.name for op in LifecycleOp if op is not LifecycleOp.WAIT}
 
 
-def test_chance_acts_as_often_as_it_is_told_on_a_real_host() -> None:
+def test_random_ops_have_their_rates_on_a_real_host() -> None:
     task = override(get_task_spec("digits_mlp"), horizon=16)
     rates = {"GERMINATE": 2.0, "ADVANCE": 1.0, "PRUNE": 1.0, "FOSSILIZE": 0.0}
     seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=n) for n in range(6)]

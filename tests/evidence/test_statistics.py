@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.evidence import statistics
-from esper.evidence.statistics import compare, compare_policies, compare_samples, holm, sign_flip_p
+from esper.evidence.statistics import compare, compare_policies, compare_samples, holm, require_libraries, sign_flip_p
 
 numbers = st.floats(-50, 50, allow_nan=False).map(lambda value: round(value, 3))
 
@@ -116,6 +116,6 @@ def test_samples_are_compared_by_their_means() -> None:
 
 
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"arch.*pip install 'esper\[evidence\]'"):
-        compare([*map(float, range(10))])
+    monkeypatch.setattr("esper.evidence.statistics.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"arch.*pip install 'esper-growth\[evidence\]'"):
+        require_libraries()

@@ -8,10 +8,9 @@ import pytest
 
 from esper.evidence.arms import TUNABLE
 from esper.evidence.host_runs import HostRun, HostRunner
-from esper.evidence.plan import FIRST_SEED
-from esper.evidence.runs import fixed_controller
-from esper.evidence.tuning import LAST_TUNING_SEED, candidates, grids, read_tuned, tune
+from esper.evidence.tuning import candidates, grids, read_tuned, tune
 from esper.leyline import EpisodeSeed
+from esper.leyline.rng import FIRST_EVALUATION_SEED, TUNING_RUN_SEEDS
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TASKS, get_task_spec, load_task_data, override
 from esper.simic.training.env_factory import task_layout
@@ -38,15 +37,12 @@ def data() -> Dataset:
 def test_every_candidate_is_a_controller_and_the_first_is_the_default(arm: str, name: str) -> None:
     task = TASKS[name]
     with HostRunner(task, load_task_data(task)) as runner:
-        setting = runner.setting()
-    tried = candidates(arm, grids(setting.layout, task.horizon)[arm], 64)
+        tried = candidates(arm, grids(runner.layout, task.horizon)[arm], 64)
+        controllers = [runner.controller(arm, **params) for params in tried]
+        default, first = runner.controller(arm), controllers[0]
     assert 8 <= len(tried) <= 16
     assert 64 % len(tried) == 0
     assert len({json.dumps(params, sort_keys=True) for params in tried}) == len(tried)
-    for params in tried:
-        fixed_controller(arm, setting, task.horizon, params)
-    default = fixed_controller(arm, setting, task.horizon, {})
-    first = fixed_controller(arm, setting, task.horizon, tried[0])
     same = {key: value for key, value in vars(first).items() if not key.startswith("_")}
     assert same == {key: value for key, value in vars(default).items() if not key.startswith("_")}
 
@@ -60,10 +56,12 @@ def test_every_arm_gets_the_same_episodes_on_seeds_of_its_own(data: Dataset, mon
         return run(self, controller, seeds)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HostRunner, "run", watched)
-    told: list[int] = []
-    found = tune(TASK, data, ["schedule", "heuristic"], episodes=8, workers=1, tell=lambda line, n: told.append(n))
-    assert len(used) == 16 == sum(told)
-    assert all(10_000 <= seed.run_seed <= LAST_TUNING_SEED < FIRST_SEED for seed in used)
+    done: list[int] = []
+    arms = ["schedule", "heuristic"]
+    found = tune(TASK, data, arms, episodes=8, workers=1, on_setting=lambda line, n: done.append(n))
+    assert len(used) == 16 == sum(done)
+    assert all(seed.run_seed in TUNING_RUN_SEEDS for seed in used)
+    assert TUNING_RUN_SEEDS.stop <= FIRST_EVALUATION_SEED
     for arm in ("schedule", "heuristic"):
         tried = found["arms"][arm]["tried"]
         best = max(entry["score"] for entry in tried)

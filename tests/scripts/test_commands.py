@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.evidence.host_runs import HostRunner, score_committed, with_overrides
+from esper.evidence.host_runs import HostRunner, score_committed, task_with
 from esper.kasmina import load_model
 from esper.leyline import EpisodeSeed, TelemetryEventType
 from esper.runtime.tasks import get_task_spec, load_task_data, override
@@ -89,7 +89,7 @@ def test_leaving_alone_and_growing_start_from_the_same_bits() -> None:
 
 
 def test_a_budget_holds_in_every_epoch() -> None:
-    task = with_overrides(get_task_spec("digits_blind"), epochs=16, budget=900)
+    task = task_with("digits_blind", epochs=16, budget=900)
     with HostRunner(task, load_task_data(task)) as runner:
         (run,) = runner.run(runner.controller("schedule"), SEED)
     assert max(report.total_params for report in run.reports) == 794

@@ -14,16 +14,15 @@ import torch
 import esper
 from esper.evidence import plan
 from esper.evidence.arms import ARMS
-from esper.evidence.policies import Policy, check_apart
-from esper.evidence.results import ResultStore, read_results
-from esper.evidence.runs import Arena, Finished, Job
+from esper.evidence.policies import agent_digest, check_unseen
+from esper.evidence.results import ResultStore
+from esper.evidence.runs import Arena, FinishedRun, Job
 from esper.leyline import EpisodeSeed
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.scripts.cli import main
-from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import network_shape
+from esper.simic.run.run_state import LoadedPolicy
+from tests.evidence.made_up import evaluation, untrained
 
 SHORT = ["evaluate", "--task", "digits_limited", "--epochs", "8"]
 
@@ -33,7 +32,7 @@ def columns(folder: Path, *names: str) -> list[tuple[str, ...]]:
         return [tuple(row[name] for name in names) for row in csv.DictReader(file)]
 
 
-def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+def shown(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     main([*SHORT, *args])
     return capsys.readouterr().out
 
@@ -49,12 +48,12 @@ def test_the_plain_use_compares_all_fixed_controllers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], record_of_openings: Path
 ) -> None:
     out = tmp_path / "results"
-    shown = told(capsys, "--seeds", "2", "--out", str(out))
+    output = shown(capsys, "--seeds", "2", "--out", str(out))
     arms = ["wait_only", "schedule", "periodic", "plateau", "fragrow", "heuristic"]
     assert columns(out, "arm", "run_seed") == [(arm, seed) for arm in arms for seed in ("20000", "20001")]
-    assert all(arm in shown for arm in arms)
-    assert "opened once on this machine" in shown
-    assert "INVALID" not in shown
+    assert all(arm in output for arm in arms)
+    assert "opened once on this machine" in output
+    assert "INVALID" not in output
     files = {"results.csv", "curves.csv", "topologies.jsonl", "manifest.json", "summary.json", "report.md"}
     assert files < {path.name for path in out.iterdir()}
     (line,) = record_of_openings.read_text().splitlines()
@@ -66,19 +65,19 @@ def test_a_second_start_goes_on_and_opens_the_test_split_only_if_it_must(
 ) -> None:
     out = tmp_path / "results"
     asked = ("--arms", "schedule", "--out", str(out))
-    told(capsys, *asked, "--seeds", "1")
+    shown(capsys, *asked, "--seeds", "1")
     first = (out / "results.csv").read_text()
-    told(capsys, *asked, "--seeds", "2")
+    shown(capsys, *asked, "--seeds", "2")
     assert (out / "results.csv").read_text().startswith(first)
     assert len(columns(out, "arm")) == 4
     assert len(record_of_openings.read_text().splitlines()) == 2
     whole = (out / "results.csv").read_text()
-    told(capsys, *asked, "--seeds", "1")
+    shown(capsys, *asked, "--seeds", "1")
     assert (out / "results.csv").read_text() == whole
     assert len(record_of_openings.read_text().splitlines()) == 2
     sessions = json.loads((out / "manifest.json").read_text())["sessions"]
     assert [session["opened_test"] for session in sessions] == [True, True, False]
-    told(capsys, "--arms", "periodic", "--seeds", "1", "--out", str(out))
+    shown(capsys, "--arms", "periodic", "--seeds", "1", "--out", str(out))
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["arms"] == ["wait_only", "schedule", "periodic"], "what was started stays"
     assert len(manifest["run_seeds"]) == 2
@@ -86,7 +85,7 @@ def test_a_second_start_goes_on_and_opens_the_test_split_only_if_it_must(
 
 def test_other_conditions_are_not_mixed_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "results")
-    told(capsys, "--arms", "schedule", "--seeds", "1", "--out", out)
+    shown(capsys, "--arms", "schedule", "--seeds", "1", "--out", out)
     for other in (["--blueprint", "mlp.lora"], ["--budget", "9000"], ["--epochs", "9"], ["--subject", "fragrow"]):
         message = refused(capsys, "--arms", "schedule", "--seeds", "1", "--out", out, *other)
         assert "another --out" in message
@@ -96,8 +95,8 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path, capsys: pytest.Ca
     found = []
     for workers in ("1", "2"):
         out = tmp_path / workers
-        told(capsys, "--arms", "random", "static_final", "--seeds", "2", "--workers", workers, "--out", str(out))
-        rows = sorted(read_results(out / "results.csv"), key=lambda row: row.key)
+        shown(capsys, "--arms", "random", "static_final", "--seeds", "2", "--workers", workers, "--out", str(out))
+        rows = sorted(ResultStore(out).results.values(), key=lambda row: row.key)
         found.append([replace(row, setup="", run_s=0.0, controller_s=0.0, wall_s=0.0) for row in rows])
     assert found[0] == found[1]
     assert len(found[0]) == 8
@@ -105,8 +104,8 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_report_is_made_again_from_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, again = tmp_path / "results", tmp_path / "again"
-    told(capsys, "--arms", "schedule", "--seeds", "1", "--out", str(out))
-    told(capsys, "--from", str(out / "results.csv"), "--out", str(again))
+    shown(capsys, "--arms", "schedule", "--seeds", "1", "--out", str(out))
+    shown(capsys, "--from", str(out / "results.csv"), "--out", str(again))
     for path in again.iterdir():
         assert path.read_bytes() == (out / path.name).read_bytes(), path.name
     assert (again / "report.md").exists()
@@ -121,7 +120,7 @@ def test_an_interruption_keeps_what_was_finished(
     out = tmp_path / "results"
     play = Arena.play
 
-    def interrupted(self: Arena, job: Job, test: Split) -> Iterator[Finished]:
+    def interrupted(self: Arena, job: Job, test: Split) -> Iterator[FinishedRun]:
         if job.arm.name == "schedule":
             raise KeyboardInterrupt
         return play(self, job, test)
@@ -133,7 +132,7 @@ def test_an_interruption_keeps_what_was_finished(
     assert "2 finished runs are in" in capsys.readouterr().err
     monkeypatch.undo()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    told(capsys, "--arms", "schedule", "--seeds", "2", "--out", str(out))
+    shown(capsys, "--arms", "schedule", "--seeds", "2", "--out", str(out))
     assert len(columns(out, "arm")) == 4
     assert [s["ended"] is None for s in json.loads((out / "manifest.json").read_text())["sessions"]] == [True, False]
 
@@ -152,7 +151,7 @@ def test_a_machine_without_a_record_of_openings_says_so(
 # ---- the test split
 
 
-def test_only_this_command_opens_the_test_split() -> None:
+def test_only_evaluations_open_the_test_split() -> None:
     root = Path(esper.__file__).parent
     callers = {
         file.relative_to(root).as_posix()
@@ -160,7 +159,7 @@ def test_only_this_command_opens_the_test_split() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("open_test", "reread")
     }
-    assert callers == {"scripts/evaluate.py", "runtime/data/records.py"}
+    assert callers == {"evidence/evaluation.py", "runtime/data/records.py"}
 
 
 def test_tuning_and_preparing_leave_it_closed(
@@ -170,8 +169,8 @@ def test_tuning_and_preparing_leave_it_closed(
         raise AssertionError("the test split was opened")
 
     monkeypatch.setattr(Dataset, "open_test", refuse)
-    shown = told(capsys, "--tune", "--tune-episodes", "4", "--arms", "periodic", "--out", str(tmp_path))
-    assert "was not opened" in shown
+    output = shown(capsys, "--tune", "--tune-episodes", "4", "--arms", "periodic", "--out", str(tmp_path))
+    assert "was not opened" in output
     tuned = json.loads((tmp_path / "tuned.json").read_text())
     assert list(tuned["arms"]) == ["periodic"]
     with pytest.raises(AssertionError, match="was opened"):
@@ -191,20 +190,19 @@ def test_tuned_parameters_are_used(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "tuned.json"
     path.write_text(json.dumps(content))
     out = tmp_path / "results"
-    told(capsys, "--arms", "schedule", "--seeds", "1", "--tuned", str(path), "--out", str(out))
+    shown(capsys, "--arms", "schedule", "--seeds", "1", "--tuned", str(path), "--out", str(out))
     (grown,) = [t for t in ResultStore(out).topologies.values() if t.arm == "schedule"]
     assert [life.blueprint for life in grown.lives] == ["mlp.lora"]
     assert "episodes per arm 64" in (out / "report.md").read_text()
 
 
-def test_shuffled_labels_leave_every_arm_at_chance(tmp_path: Path) -> None:
+def test_shuffled_labels_leave_every_arm_guessing(tmp_path: Path) -> None:
     task = override(get_task_spec("digits_limited"), horizon=8)
     data = load_task_data(task)
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))
     shuffled = replace(data, train=replace(data.train, targets=data.train.targets[order]))
-    store = ResultStore(tmp_path)
     seeds = tuple(EpisodeSeed(env_id=n, episode=0, run_seed=n) for n in range(2))
-    with Arena(task, shuffled, store, setup="", subject="schedule", policies={}, settings={}, workers=1) as arena:
+    with Arena(evaluation(task, shuffled, tmp_path, {}), workers=1) as arena:
         for name in ("wait_only", "schedule", "random"):
             for done in arena.play(Job(arm=ARMS[name], policy_id="", seeds=seeds), data.open_test()):
                 assert done.result.test_accuracy_pct < 20
@@ -214,49 +212,39 @@ def test_shuffled_labels_leave_every_arm_at_chance(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Policy]:
+def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[LoadedPolicy]:
     """Two untrained policies in place of those that --policy names."""
-    made = [_untrained(name, run_seed, tmp_path) for run_seed, name in enumerate(("aaa", "bbb"))]
+    blueprints = get_task_spec("digits_limited").blueprint_keys
+    made = [
+        untrained(name, blueprints, run_seed=run_seed, folder=tmp_path, task="digits_limited", episode_length=8)
+        for run_seed, name in enumerate(("aaa", "bbb"))
+    ]
     monkeypatch.setattr(plan, "load_policies", lambda places: tuple(made[: len(places)]))
     return made
 
 
-def _untrained(name: str, run_seed: int, folder: Path) -> Policy:
-    blueprints = get_task_spec("digits_limited").blueprint_keys
-    return Policy(
-        policy_id=name,
-        run_dir=folder,
-        agent=PPOAgent(network_shape(blueprints), PPOConfig(), run_seed=run_seed),
-        task="digits_limited",
-        episode_length=8,
-        param_budget=None,
-        trained_seeds=frozenset({run_seed}),
-        facts={"task": "digits_limited"},
-    )
-
-
-def test_a_policy_is_played_frozen_and_chance_matches_its_rates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], policies: list[Policy]
+def test_a_policy_is_played_frozen_and_random_matches_its_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policies: list[LoadedPolicy]
 ) -> None:
     out = tmp_path / "results"
-    before = [policy.digest() for policy in policies]
+    before = [agent_digest(policy.agent) for policy in policies]
     main(["evaluate", "--task", "digits_limited", "--policy", "one,two", "--arms", "all", "--seeds", "2",
           "--out", str(out)])  # fmt: skip
-    assert [policy.digest() for policy in policies] == before
-    shown = capsys.readouterr().out
-    assert "ppo_greedy - arm" in " ".join(shown.split())
-    assert "C. learning to decide helps: NOT EVIDENCE" in shown
+    assert [agent_digest(policy.agent) for policy in policies] == before
+    output = capsys.readouterr().out
+    assert "ppo_greedy - arm" in " ".join(output.split())
+    assert "C. learning to decide helps: NOT EVIDENCE" in output
     runs = columns(out, "arm", "policy_id")
     for arm in ("ppo_greedy", "ppo_sampled", "random", "static_final"):
         assert [policy_id for name, policy_id in runs if name == arm] == ["aaa", "aaa", "bbb", "bbb"]
     assert [policy_id for name, policy_id in runs if name == "heuristic"] == ["", ""]
     assert {epochs for (epochs,) in columns(out, "host_epochs")} == {"8"}, "as in its training"
     report = (out / "report.md").read_text()
-    assert "aaa: learning gates | not checked | no log" in report
+    assert "aaa: learning checks | not checked | no log" in report
     assert "static_wide was left out" in report
 
 
-def test_a_folder_among_the_arms_is_a_policy(tmp_path: Path, policies: list[Policy]) -> None:
+def test_a_folder_among_the_arms_is_a_policy(tmp_path: Path, policies: list[LoadedPolicy]) -> None:
     (tmp_path / "run").mkdir()
     assert plan.names_and_places(["wait", str(tmp_path / "run")], ["x,y"]) == (
         ["wait", "ppo_greedy"],
@@ -264,17 +252,16 @@ def test_a_folder_among_the_arms_is_a_policy(tmp_path: Path, policies: list[Poli
     )
 
 
-def test_a_seed_that_trained_a_policy_may_not_judge_it(policies: list[Policy]) -> None:
-    check_apart(policies, [20_000, 20_001])
-    seen = replace(policies[0], trained_seeds=frozenset({20_001}))
-    with pytest.raises(ValueError, match=r"has trained on run seeds \[20001\]"):
-        check_apart([seen], [20_000, 20_001])
+def test_a_seed_that_trained_a_policy_may_not_judge_it(policies: list[LoadedPolicy]) -> None:
+    check_unseen(policies, [20_000, 20_001])
+    with pytest.raises(ValueError, match=r"policy bbb has trained on run seeds \[1\]"):
+        check_unseen(policies, [1, 20_000])
 
 
 def test_policies_trained_for_other_lengths_need_a_word(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], policies: list[Policy], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policies: list[LoadedPolicy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = replace(policies[1], episode_length=9)
+    other = replace(policies[1], config=replace(policies[1].config, episode_length=9))
     monkeypatch.setattr(plan, "load_policies", lambda places: (policies[0], other))
     with pytest.raises(SystemExit):
         main(["evaluate", "--task", "digits_limited", "--policy", "one,two", "--out", str(tmp_path / "results")])
@@ -296,7 +283,7 @@ def test_a_policy_that_is_nowhere_is_one_line(tmp_path: Path, capsys: pytest.Cap
 def test_controls_are_made_up_for_if_an_interruption_lost_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.evidence.claims.MIN_SEEDS", 2)
+    monkeypatch.setattr("esper.evidence.limits.MIN_SEEDS", 2)
     out = tmp_path / "results"
     asked = [*SHORT, "--arms", "static_final", "--seeds", "2", "--out", str(out)]
     found = []

@@ -4,20 +4,21 @@ import json
 
 import pytest
 
+from esper.evidence import studies
 from esper.karn.integrity import check_run
 from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE, MANIFEST_FILE
 from esper.scripts import study
 from esper.scripts.cli import main
 from tests.integration.losses import lose_one
 
-TINY = study.Study(
+TINY = studies.Study(
     description="for tests", preset="smoke", policies=1, seeds=2, tune_episodes=0, changes={"task": "digits_mlp"}
 )
 
 
 @pytest.fixture
 def tiny(monkeypatch, tmp_path):
-    monkeypatch.setitem(study.STUDIES, "tiny", TINY)
+    monkeypatch.setitem(studies.STUDIES, "tiny", TINY)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "studies"
 

@@ -41,7 +41,7 @@ ARMS: dict[str, Arm] = {
         Arm(name="heuristic", description="auditions blueprints behind a settled host", tunable=True),
         Arm(name=GREEDY, description="the frozen policy, most likely choice", learned=True),
         Arm(name=SAMPLED, description="the frozen policy, sampled", learned=True),
-        Arm(name="random", description="chance, at the policy's rate of ops if there is one", needs_sampled=True),
+        Arm(name="random", description="random ops, at the policy's rate if there is one", needs_sampled=True),
         Arm(name="static_final", description="what the subject grew, from scratch for all epochs", rebuilds=True),
         Arm(name="static_wide", description="the host widened to what the subject grew", rebuilds=True),
     )

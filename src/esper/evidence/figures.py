@@ -1,20 +1,25 @@
-"""The figures of an evaluation. They need the `plots` extra; everything else works without it."""
+"""The figures of an evaluation: what they show as tables, and as pictures, which need the `plots` extra."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from esper.evidence.figure_data import FigureData, GrowthLine, metric_of
-from esper.evidence.manifest import Manifest
-from esper.evidence.results import RunResult
+import pandas as pd
 
-FIGURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
-# Okabe and Ito's palette: told apart with any colour vision; arms that share a colour differ in marker and line.
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-)  # fmt: skip
+from esper.evidence import limits
+from esper.evidence.arms import ARMS
+from esper.evidence.growth_plot import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW
+from esper.evidence.manifest import EvaluationManifest
+from esper.evidence.results import KEY, Topology
+from esper.evidence.statistics import compare
+from esper.evidence.summary import Summary, exact_mean, metric_column
+
+PICTURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
+# Colour, marker, line: arms that share a colour differ in the others.
 LOOKS: dict[str, tuple[str, str, str]] = {
     "wait_only": (BLACK, "s", "-"),
     "static_wide": (BLACK, "^", "--"),
@@ -30,18 +35,84 @@ LOOKS: dict[str, tuple[str, str, str]] = {
 }
 BLUEPRINT_COLORS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, BLACK, YELLOW)
 
+Tables = dict[str, pd.DataFrame]
+"""What each figure shows, by name: frontier, paired, mean_curves, growth."""
 
-def draw_figures(folder: Path, manifest: Manifest, rows: Sequence[RunResult], found: FigureData) -> bool:
+
+def figure_tables(
+    manifest: EvaluationManifest,
+    summary: Summary,
+    rows: pd.DataFrame,
+    curves: pd.DataFrame,
+    topologies: Sequence[Topology],
+) -> Tables:
+    """What is to be drawn."""
+    return {
+        "frontier": pd.DataFrame(
+            [_frontier_point(manifest, arm, rows[rows["arm"] == arm]) for arm in summary.means.index]
+        ),
+        "paired": _paired_table(manifest, summary),
+        "mean_curves": _mean_curves(manifest, curves),
+        "growth": _growth_table(manifest, topologies),
+    }
+
+
+def _frontier_point(manifest: EvaluationManifest, arm: str, own: pd.DataFrame) -> dict[str, Any]:
+    """An arm among size and score: the mean over its runs, with its interval where there are enough."""
+    values = own[metric_column(manifest)].tolist()
+    found = compare(values) if len(values) >= limits.MIN_PAIRS else None
+    return {
+        "arm": arm,
+        "params": exact_mean(own["params"]),
+        "score": statistics.fmean(values),
+        "low": None if found is None else found.low,
+        "high": None if found is None else found.high,
+        "num_runs": len(own),
+    }
+
+
+def _paired_table(manifest: EvaluationManifest, summary: Summary) -> pd.DataFrame:
+    pairs = summary.subject_against if ARMS[manifest.subject].learned else summary.against_baseline
+    names = ["mean", "low", "high", "num_pairs"]
+    return pd.DataFrame(
+        [{"label": f"{p.first} - {p.second}", **{n: getattr(p.difference, n) for n in names}} for p in pairs],
+        columns=["label", *names],
+    )
+
+
+def _mean_curves(manifest: EvaluationManifest, curves: pd.DataFrame) -> pd.DataFrame:
+    """Every arm's committed network at every epoch, on validation data."""
+    column = "committed_accuracy_pct" if manifest.metric == "accuracy" else "committed_loss"
+    known = curves[curves["arm"].isin(manifest.arms) & curves["epoch"].between(1, manifest.horizon)]
+    values = known.groupby(["arm", "epoch"])[column]
+    found = values.agg(mean=exact_mean, sd=lambda own: statistics.pstdev(own.tolist()), num_runs="size").reset_index()
+    return found.sort_values(["arm", "epoch"], key=lambda by: by.map(manifest.arms.index) if by.name == "arm" else by)
+
+
+def _growth_table(manifest: EvaluationManifest, topologies: Sequence[Topology]) -> pd.DataFrame:
+    """Every seed that was planted, arm by arm."""
+    names = ["slot", "blueprint", "params", "planted", "blended", "kept", "pruned"]
+    known = [topology for topology in topologies if topology.arm in manifest.arms]
+    known.sort(key=lambda t: (manifest.arms.index(t.arm), t.policy_id, t.run_seed))
+    rows = [(*topology.key, *(asdict(seed)[name] for name in names)) for topology in known for seed in topology.lives]
+    whole = dict.fromkeys(["blended", "kept", "pruned"], "Int64")  # whole numbers, even beside unmeasured ones
+    return pd.DataFrame(rows, columns=[*KEY, *names]).astype(whole)
+
+
+# ---- drawing
+
+
+def draw_figures(folder: Path, manifest: EvaluationManifest, rows: pd.DataFrame, tables: Tables) -> bool:
     """Draws the four figures. False, and no file, if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:
         return False
     mpl.use("Agg")
-    _frontier(folder / "frontier.png", manifest, rows, found)
-    _paired(folder / "paired.png", manifest, found)
-    _curves(folder / "curves.png", manifest, found)
-    _growth(folder / "growth.png", manifest, found)
+    _draw_frontier(folder / "frontier.png", manifest, rows, tables["frontier"])
+    _draw_paired(folder / "paired.png", manifest, tables["paired"])
+    _draw_curves(folder / "curves.png", manifest, tables["mean_curves"])
+    _draw_growth(folder / "growth.png", manifest, tables["growth"])
     return True
 
 
@@ -58,28 +129,30 @@ def _save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
-def _metric_label(manifest: Manifest, split: str) -> str:
+def _metric_label(manifest: EvaluationManifest, split: str) -> str:
     return f"{split} accuracy (%)" if manifest.metric == "accuracy" else f"{split} loss (nats)"
 
 
-def _title(manifest: Manifest, words: str) -> str:
+def _title(manifest: EvaluationManifest, words: str) -> str:
     return f"{manifest.task}: {words}, n = {len(manifest.run_seeds)} run seeds"
 
 
-def _frontier(path: Path, manifest: Manifest, rows: Sequence[RunResult], found: FigureData) -> None:
+def _bars(mean: float, low: float | None, high: float | None) -> list[list[float]] | None:
+    return None if pd.isna(low) or low is None or high is None else [[mean - low], [high - mean]]
+
+
+def _draw_frontier(path: Path, manifest: EvaluationManifest, rows: pd.DataFrame, points: pd.DataFrame) -> None:
     figure, ((axes,),) = _figure(7.5, 5)
-    for point in found.frontier:
+    for point in points.itertuples():
         color, marker, _ = LOOKS[point.arm]
-        own = [row for row in rows if row.arm == point.arm]
-        values = [metric_of(manifest, row) for row in own]
-        axes.scatter([row.params for row in own], values, color=color, marker=marker, s=12, alpha=0.35, linewidths=0.8)
-        bars = None
-        if point.low is not None and point.high is not None:
-            bars = [[point.score - point.low], [point.high - point.score]]
+        own = rows[rows["arm"] == point.arm]
+        axes.scatter(
+            own["params"], own[metric_column(manifest)], color=color, marker=marker, s=12, alpha=0.35, linewidths=0.8
+        )
         axes.errorbar(
             [point.params],
             [point.score],
-            yerr=bars,
+            yerr=_bars(point.score, point.low, point.high),
             color=color,
             marker=marker,
             markersize=9,
@@ -88,9 +161,9 @@ def _frontier(path: Path, manifest: Manifest, rows: Sequence[RunResult], found: 
             linestyle="none",
             label=point.arm,
         )
-    static = sorted((p for p in found.frontier if p.arm in ("wait_only", "static_wide")), key=lambda p: p.params)
+    static = points[points["arm"].isin(["wait_only", "static_wide"])].sort_values("params", kind="stable")
     if len(static) > 1:
-        axes.plot([p.params for p in static], [p.score for p in static], color="0.5", linestyle="--", zorder=0)
+        axes.plot(static["params"], static["score"], color="0.5", linestyle="--", zorder=0)
     axes.set(
         xscale="log",
         xlabel="parameters of the committed network",
@@ -101,33 +174,28 @@ def _frontier(path: Path, manifest: Manifest, rows: Sequence[RunResult], found: 
     _save(figure, path)
 
 
-def _paired(path: Path, manifest: Manifest, found: FigureData) -> None:
-    figure, ((axes,),) = _figure(7.5, 1.4 + 0.35 * max(1, len(found.paired)))
-    for height, point in enumerate(found.paired):
-        bars = None
-        if point.low is not None and point.high is not None:
-            bars = [[point.mean - point.low], [point.high - point.mean]]
-        axes.errorbar([point.mean], [height], xerr=bars, color=BLUE, marker="o", capsize=3, linestyle="none")
+def _draw_paired(path: Path, manifest: EvaluationManifest, points: pd.DataFrame) -> None:
+    count = max(1, len(points))
+    figure, ((axes,),) = _figure(7.5, 1.4 + 0.35 * count)
+    for point in points.itertuples():
+        bars = _bars(point.mean, point.low, point.high)
+        axes.errorbar([point.mean], [point.Index], xerr=bars, color=BLUE, marker="o", capsize=3, linestyle="none")
     axes.axvline(0, color="0.4", linewidth=1)
-    axes.set_yticks(range(len(found.paired)), [point.label for point in found.paired])
-    axes.set_ylim(max(1, len(found.paired)) - 0.5, -0.5)
+    axes.set_yticks(range(len(points)), points["label"])
+    axes.set_ylim(count - 0.5, -0.5)
     unit = "points of test accuracy" if manifest.metric == "accuracy" else "nats of test loss, turned: right is better"
-    bounded = any(point.low is not None for point in found.paired)
-    axes.set(xlabel=f"paired difference ({unit})", title=_title(manifest, "mean" + (", 95 % interval" * bounded)))
+    words = "mean, 95 % interval" if points["low"].notna().any() else "mean"
+    axes.set(xlabel=f"paired difference ({unit})", title=_title(manifest, words))
     _save(figure, path)
 
 
-def _curves(path: Path, manifest: Manifest, found: FigureData) -> None:
+def _draw_curves(path: Path, manifest: EvaluationManifest, curves: pd.DataFrame) -> None:
     figure, ((axes,),) = _figure(7.5, 5)
-    for arm in manifest.arms:
-        own = [point for point in found.curves if point.arm == arm]
-        if not own:
-            continue
-        color, _, line = LOOKS[arm]
-        epochs = [point.epoch for point in own]
-        axes.plot(epochs, [point.mean for point in own], color=color, linestyle=line, label=arm)
-        low, high = [p.mean - p.sd for p in own], [p.mean + p.sd for p in own]
-        axes.fill_between(epochs, low, high, color=color, alpha=0.08, linewidth=0)
+    for arm, own in curves.groupby("arm", sort=False):
+        color, _, line = LOOKS[str(arm)]
+        axes.plot(own["epoch"], own["mean"], color=color, linestyle=line, label=arm)
+        low, high = own["mean"] - own["sd"], own["mean"] + own["sd"]
+        axes.fill_between(own["epoch"], low, high, color=color, alpha=0.08, linewidth=0)
     axes.set(
         xlabel="epoch",
         ylabel=_metric_label(manifest, "committed validation"),
@@ -137,15 +205,15 @@ def _curves(path: Path, manifest: Manifest, found: FigureData) -> None:
     _save(figure, path)
 
 
-def _growth(path: Path, manifest: Manifest, found: FigureData) -> None:
-    """One panel per arm that planted something: every seed a line in the lane of its slot, from planting to its end."""
-    arms = [arm for arm in manifest.arms if any(line.arm == arm for line in found.growth)]
-    slots = sorted({line.slot for line in found.growth}, key=lambda slot: (slot[2:], slot))
-    names = sorted({line.blueprint for line in found.growth})
+def _draw_growth(path: Path, manifest: EvaluationManifest, seeds: pd.DataFrame) -> None:
+    """One panel per arm that planted something: every seed a line in the row of its slot, from planting to its end."""
+    arms = list(seeds["arm"].unique())
+    slots = sorted(seeds["slot"].unique(), key=lambda slot: (slot[2:], slot))
+    names = sorted(seeds["blueprint"].unique())
     colors = {name: BLUEPRINT_COLORS[position % len(BLUEPRINT_COLORS)] for position, name in enumerate(names)}
     figure, panels = _figure(7.5, 1.6 + max(1, len(arms)) * (0.5 + 0.35 * len(slots)), max(1, len(arms)))
     for (axes,), arm in zip(panels, arms, strict=False):
-        _lanes(axes, [line for line in found.growth if line.arm == arm], slots, colors, manifest.horizon)
+        _draw_seeds(axes, seeds[seeds["arm"] == arm], slots, colors, manifest.horizon)
         axes.set_ylabel(arm, fontsize=8)
     handles = [panels[0][0].plot([], [], color=color)[0] for color in colors.values()]
     handles += [panels[0][0].plot([], [], color="0.3", marker=marker, linestyle="none")[0] for marker in "*x"]
@@ -155,18 +223,18 @@ def _growth(path: Path, manifest: Manifest, found: FigureData) -> None:
     _save(figure, path)
 
 
-def _lanes(axes: Any, lines: Sequence[GrowthLine], slots: Sequence[str], colors: dict[str, str], horizon: int) -> None:
-    runs = sorted({(line.policy_id, line.run_seed) for line in lines})
-    for line in lines:
-        # Every run has a height of its own inside the lane, so that equal lives do not hide one another.
-        share = (runs.index((line.policy_id, line.run_seed)) + 0.5) / len(runs)
-        height = slots.index(line.slot) + 0.8 * (share - 0.5)
-        color = colors[line.blueprint]
-        stop = horizon + 1 if line.pruned is None else line.pruned
-        axes.plot([line.planted, stop], [height, height], color=color, linewidth=1, alpha=0.8)
-        if line.kept is not None:
-            axes.plot(line.kept, height, color=color, marker="*", markersize=5)
-        if line.pruned is not None:
-            axes.plot(line.pruned, height, color=color, marker="x", markersize=4)
+def _draw_seeds(axes: Any, seeds: pd.DataFrame, slots: Sequence[str], colors: dict[str, str], horizon: int) -> None:
+    runs = sorted(set(zip(seeds["policy_id"], seeds["run_seed"], strict=True)))
+    for seed in seeds.itertuples():
+        # Every run has a height of its own inside the row, so that equal seeds do not hide one another.
+        share = (runs.index((seed.policy_id, seed.run_seed)) + 0.5) / len(runs)
+        height = slots.index(seed.slot) + 0.8 * (share - 0.5)
+        color = colors[seed.blueprint]
+        stop = horizon + 1 if pd.isna(seed.pruned) else seed.pruned
+        axes.plot([seed.planted, stop], [height, height], color=color, linewidth=1, alpha=0.8)
+        if not pd.isna(seed.kept):
+            axes.plot(seed.kept, height, color=color, marker="*", markersize=5)
+        if not pd.isna(seed.pruned):
+            axes.plot(seed.pruned, height, color=color, marker="x", markersize=4)
     axes.set_yticks(range(len(slots)), slots, fontsize=7)
     axes.set_ylim(len(slots) - 0.5, -0.5)

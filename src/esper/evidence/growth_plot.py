@@ -12,19 +12,15 @@ if TYPE_CHECKING:
     from esper.evidence.host_runs import HostRun
     from esper.runtime.tasks import TaskSpec
 
-# Okabe and Ito's palette: told apart with any colour vision.
-ALONE, GROWN = "#0072B2", "#D55E00"
-STAGE_COLORS = {
-    SeedStage.TRAINING: "#F0E442",
-    SeedStage.BLENDING: "#56B4E9",
-    SeedStage.HOLDING: "#CC79A7",
-    SeedStage.FOSSILIZED: "#009E73",
-}
-STAGE_WORDS = {
-    SeedStage.TRAINING: "trains behind the host",
-    SeedStage.BLENDING: "blends in",
-    SeedStage.HOLDING: "fully blended",
-    SeedStage.FOSSILIZED: "kept",
+# Okabe and Ito's palette: distinct with any colour vision.
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+)  # fmt: skip
+DRAWN_STAGES = {
+    SeedStage.TRAINING: (YELLOW, "trains behind the host"),
+    SeedStage.BLENDING: (SKY, "blends in"),
+    SeedStage.HOLDING: (PINK, "fully blended"),
+    SeedStage.FOSSILIZED: (GREEN, "kept"),
 }
 
 
@@ -37,7 +33,7 @@ def plot_growth(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> b
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (curves, lanes) = plt.subplots(
+    figure, (curves, stages) = plt.subplots(
         2,
         1,
         figsize=(7.5, 5),
@@ -46,7 +42,7 @@ def plot_growth(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> b
         height_ratios=[4, 0.5 + 0.4 * len(grown.model.slots)],
     )
     _draw_curves(curves, spec, alone, grown)
-    _draw_lives(lanes, spec.horizon, grown)
+    _draw_stages(stages, spec.horizon, grown)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return True
@@ -54,7 +50,7 @@ def plot_growth(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> b
 
 def _draw_curves(axes: Any, spec: TaskSpec, alone: HostRun, grown: HostRun) -> None:
     accuracy = spec.metric == "accuracy"
-    for label, run, color in (("left alone", alone, ALONE), ("grown", grown, GROWN)):
+    for label, run, color in (("left alone", alone, BLUE), ("grown", grown, RED)):
         values = [report.val_accuracy_pct if accuracy else report.val_loss for report in run.reports]
         params = run.reports[-1].committed_params
         axes.plot(range(1, len(values) + 1), values, color=color, label=f"{label}: {params:,} parameters")
@@ -65,26 +61,27 @@ def _draw_curves(axes: Any, spec: TaskSpec, alone: HostRun, grown: HostRun) -> N
     axes.legend()
 
 
-def _draw_lives(axes: Any, horizon: int, run: HostRun) -> None:
+def _draw_stages(axes: Any, horizon: int, run: HostRun) -> None:
     slot_ids = list(run.model.slots)
-    for lane, slot_id in enumerate(slot_ids):
-        for stage, start, stop in _stays(run, slot_id, horizon):
-            axes.barh(lane, stop - start, left=start, height=0.7, color=STAGE_COLORS[stage])
+    for row, slot_id in enumerate(slot_ids):
+        for stage, start, stop in _stage_spans(run, slot_id, horizon):
+            axes.barh(row, stop - start, left=start, height=0.7, color=DRAWN_STAGES[stage][0])
     axes.set(xlabel="epoch", ylim=(len(slot_ids) - 0.4, -0.6), xlim=(0, horizon + 1))
     axes.set_yticks(range(len(slot_ids)), slot_ids)
-    handles = [axes.barh(-9, 0, color=color) for color in STAGE_COLORS.values()]
-    axes.legend(handles, STAGE_WORDS.values(), ncols=4, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.45))
+    handles = [axes.barh(-9, 0, color=color) for color, _ in DRAWN_STAGES.values()]
+    words = [words for _, words in DRAWN_STAGES.values()]
+    axes.legend(handles, words, ncols=4, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.45))
 
 
-def _stays(run: HostRun, slot_id: str, horizon: int) -> list[tuple[SeedStage, int, int]]:
+def _stage_spans(run: HostRun, slot_id: str, horizon: int) -> list[tuple[SeedStage, int, int]]:
     """(stage, first epoch, epoch after the last) of every drawn stage in one slot; epochs count from 1."""
     position = list(run.model.slots).index(slot_id)
     stages = [report.slots[position].stage for report in run.reports]
-    stays = []
+    spans = []
     epoch = 1
     for stage, same in groupby(stages):
         length = len(list(same))
-        if stage in STAGE_COLORS:
-            stays.append((stage, epoch, min(epoch + length, horizon + 1)))
+        if stage in DRAWN_STAGES:
+            spans.append((stage, epoch, min(epoch + length, horizon + 1)))
         epoch += length
-    return stays
+    return spans

@@ -1,4 +1,4 @@
-"""Hosts of a task under a controller, from the first epoch to the last, for the commands that show what came of it.
+"""Hosts of a task under a controller, from the first epoch to the last.
 
 Two controllers run on the same seeds see the same initial weights and the same batches, so only their ops make a
 difference.
@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
+from typing import Any
 
 import torch
 
-from esper.evidence.starts import Start, StartedWorkerSpec, build_started_worker
+from esper.evidence.static_networks import StaticNetwork, StaticWorkerSpec, build_static_worker
 from esper.kasmina import MorphogeneticModel, export_module
 from esper.leyline import (
     ActionExecutionResult,
@@ -27,11 +28,16 @@ from esper.leyline import (
     HostLayout,
     LifecycleOp,
     PolicyProtocol,
+    SeedEnded,
+    SeedGerminated,
+    SeedStage,
+    SeedStageChanged,
     TelemetryEvent,
     TelemetryEventType,
+    record,
 )
 from esper.runtime.datasets import Dataset, Split
-from esper.runtime.tasks import TaskSpec, override
+from esper.runtime.tasks import TaskSpec, get_task_spec, override
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import StepObserver, run_episodes
@@ -42,7 +48,7 @@ from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.messages import PoolFailure
 from esper.tolaria.pool import EnginePool
 
-LIFE_EVENTS = frozenset(
+SEED_EVENTS = frozenset(
     {
         TelemetryEventType.SEED_GERMINATED,
         TelemetryEventType.SEED_STAGE_CHANGED,
@@ -50,11 +56,25 @@ LIFE_EVENTS = frozenset(
         TelemetryEventType.SEED_PRUNED,
     }
 )
-# What to plant when nobody says otherwise: of each topology, the blueprint with the operation that hosts lack most.
+# What to plant by default: of each topology, the blueprint with the operation that hosts lack most.
 DEFAULT_BLUEPRINT = {"mlp": "mlp.mlp", "cnn": "cnn.conv", "transformer": "transformer.conv_causal"}
 DEFAULT_BLEND = "linear_fast"
 
 OnEpoch = Callable[[ActionExecutionResult], None]
+
+
+@record
+class GrownSeed:
+    """One seed from planting to its end. Epochs count from 1; None: it did not come to that."""
+
+    slot: str
+    blueprint: str
+    blend: str
+    params: int
+    planted: int
+    blended: int | None = None
+    kept: int | None = None
+    pruned: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +95,31 @@ class HostRun:
         """What happened to its seeds, in order."""
         return tuple(event for report in self.reports for event in report.events)
 
+    @property
+    def grown_seeds(self) -> tuple[GrownSeed, ...]:
+        """Every seed that was planted, in order."""
+        seeds: dict[str, GrownSeed] = {}
+        for event in self.events:
+            data, epoch = event.data, 0 if event.epoch is None else event.epoch + 1
+            if isinstance(data, SeedGerminated):
+                seeds[data.seed_id] = GrownSeed(
+                    slot=data.slot_id, blueprint=data.blueprint, blend=data.blend, params=data.params, planted=epoch
+                )
+            elif isinstance(data, SeedEnded):
+                kept, seed = event.type is TelemetryEventType.SEED_FOSSILIZED, seeds[data.seed_id]
+                seeds[data.seed_id] = replace(seed, kept=epoch) if kept else replace(seed, pruned=epoch)
+            elif isinstance(data, SeedStageChanged) and data.to_stage == SeedStage.BLENDING.name:
+                seeds[data.seed_id] = replace(seeds[data.seed_id], blended=epoch)
+        return tuple(seeds.values())
+
+    @property
+    def committed_scores(self) -> tuple[float, float]:
+        """(loss, accuracy in percent) of the committed network after the last epoch, on validation data."""
+        last = self.reports[-1]
+        assert last.committed_loss is not None
+        assert last.committed_accuracy_pct is not None
+        return last.committed_loss, last.committed_accuracy_pct
+
 
 class HostRunner:
     """Workers for one task, used in a `with` block: `run` plays one episode per run seed under a controller.
@@ -83,11 +128,11 @@ class HostRunner:
         task: Host, optimizer, limits, epochs.
         data: Train and val are read; test is not.
         workers: Processes; 1 runs everything in this one. Results are the same bits.
-        starts: Networks to start with, by run seed; None starts every run with the task's bare host.
+        networks: Networks to start with, by run seed; None starts every run with the task's bare host.
     """
 
     def __init__(
-        self, task: TaskSpec, data: Dataset, *, workers: int = 1, starts: Mapping[int, Start] | None = None
+        self, task: TaskSpec, data: Dataset, *, workers: int = 1, networks: Mapping[int, StaticNetwork] | None = None
     ) -> None:
         if workers < 1:
             raise ValueError(f"--workers must be at least 1, got {workers}")
@@ -96,11 +141,11 @@ class HostRunner:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="esper-")))
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
             kind = "process" if workers > 1 else "inline"
-            if starts is None:
-                pool = EnginePool(build_worker, spec, kind=kind, workers=workers, wanted=LIFE_EVENTS)
+            if networks is None:
+                pool = EnginePool(build_worker, spec, kind=kind, workers=workers, wanted=SEED_EVENTS)
             else:
-                started = StartedWorkerSpec(worker=spec, starts=starts)
-                pool = EnginePool(build_started_worker, started, kind=kind, workers=workers, wanted=LIFE_EVENTS)
+                static = StaticWorkerSpec(worker=spec, networks=networks)
+                pool = EnginePool(build_static_worker, static, kind=kind, workers=workers, wanted=SEED_EVENTS)
             self._pool = stack.enter_context(pool)
             self._stack = stack.pop_all()
 
@@ -118,15 +163,19 @@ class HostRunner:
         return self._pool.layout
 
     def setting(self, run_seed: int = 0) -> Setting:
-        """What a fixed controller is told."""
+        """What a fixed controller knows of the hosts."""
         return Setting(layout=self.layout, lifecycle=self._task.lifecycle, run_seed=run_seed)
 
-    def controller(self, name: str, blueprint: str | None = None) -> PolicyProtocol:
-        """A fixed controller by name. `schedule` plays `default_schedule` with this blueprint."""
+    def controller(self, name: str, run_seed: int = 0, **params: Any) -> PolicyProtocol:
+        """A controller that is not learned. The parameters of `schedule` are those of `default_schedule`.
+
+        Raises:
+            ValueError: There is no such controller, or a parameter is unknown or out of range.
+        """
+        setting = self.setting(run_seed)
         if name == "schedule":
-            entries = default_schedule(self.setting(), self._task.horizon, blueprint)
-            return make_controller(name, self.setting(), entries=entries)
-        return make_controller(name, self.setting())
+            params = {"entries": default_schedule(setting, self._task.horizon, **params)}
+        return make_controller(name, setting, **params)
 
     def run(
         self, controller: PolicyProtocol, seeds: Sequence[EpisodeSeed], on_epoch: OnEpoch = lambda state: None
@@ -136,8 +185,8 @@ class HostRunner:
         Raises:
             PoolFailure: A worker was lost and a host with it.
         """
-        log = _HostLog(on_epoch)
-        run_episodes(self._pool, controller, seeds, self._task.horizon, [log])
+        recorder = _RunRecorder(on_epoch)
+        run_episodes(self._pool, controller, seeds, self._task.horizon, observers=(recorder,))
         if self._pool.lost_envs:
             raise PoolFailure(f"hosts {sorted(self._pool.lost_envs)} were lost with their worker")
         snapshots = self._pool.snapshot()
@@ -145,39 +194,43 @@ class HostRunner:
             HostRun(
                 run_seed=seed.run_seed,
                 model=model_of(snapshots[seed.env_id]),
-                reports=tuple(log.reports[seed.env_id]),
-                num_ops=log.num_ops[seed.env_id],
-                controller_s=log.seconds / len(seeds),
+                reports=tuple(recorder.reports[seed.env_id]),
+                num_ops=recorder.num_ops[seed.env_id],
+                controller_s=recorder.controller_s / len(seeds),
             )
             for seed in seeds
         )
 
 
-class _HostLog(StepObserver):
-    """Reports and ops of every host, and the seconds its controller took."""
+class _RunRecorder(StepObserver):
+    """Keeps the reports and ops of every env, and the time its controller took."""
 
     def __init__(self, on_epoch: OnEpoch) -> None:
         self.reports: dict[int, list[EpochReport]] = {}
         self.num_ops: dict[int, Counter[LifecycleOp]] = {}
-        self.seconds = 0.0
-        self._started = 0.0
+        self.controller_s = 0.0
+        self._since = 0.0
         self._on_epoch = on_epoch
 
     def reset(self, state: ActionExecutionResult) -> None:
         self.reports = {report.env_id: [] for report in state.reports}
         self.num_ops = {report.env_id: Counter() for report in state.reports}
-        self._started = time.perf_counter()
+        self._since = time.perf_counter()
 
     def acted(self, state: ActionExecutionResult, specs: Sequence[ActionSpec]) -> None:
-        self.seconds += time.perf_counter() - self._started
+        self.controller_s += time.perf_counter() - self._since
 
     def executed(self, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
+        self._since = time.perf_counter()
+
+    def stored(self, before: ActionExecutionResult, specs: Sequence[ActionSpec], after: ActionExecutionResult) -> None:
+        self.controller_s += time.perf_counter() - self._since
         for report in after.reports:
             self.reports[report.env_id].append(report)
         for outcome in after.outcomes:
             self.num_ops[outcome.env_id][outcome.op] += outcome.applied
         self._on_epoch(after)
-        self._started = time.perf_counter()
+        self._since = time.perf_counter()
 
 
 class SideBySide:
@@ -191,21 +244,21 @@ class SideBySide:
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Starts every controller with its own host."""
-        for env_id, own in _apart(state).items():
+        for env_id, own in _by_env(state).items():
             self._controllers[env_id].begin(own)
 
     def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
         """Asks each for its own host."""
-        return [spec for env_id, own in _apart(state).items() for spec in self._controllers[env_id].act(own)]
+        return [spec for env_id, own in _by_env(state).items() for spec in self._controllers[env_id].act(own)]
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        """Tells each what became of its own host."""
-        later = _apart(after)
-        for env_id, own in _apart(before).items():
+        """Hands each what became of its own host."""
+        later = _by_env(after)
+        for env_id, own in _by_env(before).items():
             self._controllers[env_id].store(own, later[env_id])
 
 
-def _apart(state: ActionExecutionResult) -> dict[int, ActionExecutionResult]:
+def _by_env(state: ActionExecutionResult) -> dict[int, ActionExecutionResult]:
     """The state of every env alone, by env id."""
     return {
         report.env_id: ActionExecutionResult(
@@ -276,10 +329,7 @@ def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, sp
     return loss / count, 100.0 * correct / count
 
 
-def with_overrides(spec: TaskSpec, *, epochs: int | None, budget: int | None) -> TaskSpec:
-    """The task with another horizon or parameter budget, checked as a whole."""
-    if epochs is not None:
-        spec = override(spec, horizon=epochs)
-    if budget is not None:
-        spec = override(spec, lifecycle=replace(spec.lifecycle, param_budget=budget))
-    return spec
+def task_with(name: str, *, epochs: int | None, budget: int | None) -> TaskSpec:
+    """A task by name, with another horizon or parameter budget where one is given; checked as a whole."""
+    changes = {"horizon": epochs, "param_budget": budget}
+    return override(get_task_spec(name), **{field: value for field, value in changes.items() if value is not None})

@@ -17,16 +17,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import esper
 from esper.leyline import record
+from esper.leyline.files import write_atomic
 
 MANIFEST = "manifest.json"
 TEST_ACCESS = "test_access.jsonl"
-SCHEMA_VERSION = 1
+EVALUATION_FORMAT = 2
+"""Of manifest.json and summary.json. Format 1 called the learning checks gates; it is still read."""
 
 
 @record
-class Check:
+class CheckResult:
     """One condition of a claim, with what was found and what was required."""
 
     name: str
@@ -37,7 +41,7 @@ class Check:
 
 
 @record
-class Session:
+class EvaluationSession:
     """One start of the command on this folder."""
 
     argv: tuple[str, ...]
@@ -48,7 +52,7 @@ class Session:
 
 
 @record
-class Manifest:
+class EvaluationManifest:
     """The facts of an evaluation that all its runs share."""
 
     schema_version: int
@@ -71,14 +75,14 @@ class Manifest:
     settings: Mapping[str, Mapping[str, Any]]
     """Parameters of fixed arms, where they are not the defaults."""
     tuning: Mapping[str, Any] | None
-    """How they were chosen; None: by nobody, they are the defaults."""
+    """How they were chosen; None: they are the defaults."""
     policies: tuple[Mapping[str, Any], ...]
-    gates: tuple[Check, ...]
-    controls: tuple[Check, ...]
+    learning_checks: tuple[CheckResult, ...]
+    controls: tuple[CheckResult, ...]
     notes: tuple[str, ...]
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
-    sessions: tuple[Session, ...]
+    sessions: tuple[EvaluationSession, ...]
     test_openings: int | None
     """How often this test split was opened on this machine, this time included; None: the record is not writable."""
 
@@ -87,38 +91,29 @@ class Manifest:
         """The policies of this evaluation."""
         return tuple(policy["policy_id"] for policy in self.policies)
 
+    def save(self, folder: Path) -> None:
+        """Replaces manifest.json in one step."""
+        write_atomic(folder / MANIFEST, (json.dumps(asdict(self), indent=1, allow_nan=False) + "\n").encode())
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replaces the manifest in one step."""
-    path, fresh = folder / MANIFEST, folder / f".{MANIFEST}.new"
-    fresh.write_text(json.dumps(asdict(manifest), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    fresh.replace(path)
+    @classmethod
+    def load(cls, folder: Path) -> EvaluationManifest:
+        """Reads what `save` wrote.
 
-
-def read_manifest(folder: Path) -> Manifest:
-    """Reads what `write_manifest` wrote.
-
-    Raises:
-        ValueError: There is none, or it is of another version.
-    """
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; a results file is read together with the manifest beside it")
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if facts["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"schema {facts['schema_version']}, this version of Esper reads {SCHEMA_VERSION}")
-        for name in ("run_seeds", "arms", "policies", "notes"):
-            facts[name] = tuple(facts[name])
-        for name in ("gates", "controls"):
-            facts[name] = tuple(Check(**check) for check in facts[name])
-        facts["sessions"] = tuple(Session(**{**found, "argv": tuple(found["argv"])}) for found in facts["sessions"])
-        return Manifest(**facts)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is not a manifest of this version: {error}") from error
-
-
-# ---- this code, this machine, now
+        Raises:
+            ValueError: There is none, or it is of another version.
+        """
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; a results file is read together with the manifest beside it")
+        try:
+            facts = json.loads(path.read_bytes())
+            if facts["schema_version"] == 1:
+                facts |= {"schema_version": EVALUATION_FORMAT, "learning_checks": facts.pop("gates")}
+            if facts["schema_version"] != EVALUATION_FORMAT:
+                raise ValueError(f"format {facts['schema_version']}, this version of Esper reads {EVALUATION_FORMAT}")
+            return msgspec.convert(facts, cls)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a manifest of this version: {error}") from error
 
 
 def code_version() -> str:
@@ -130,10 +125,10 @@ def code_version() -> str:
     return f"{esper.__version__}+{total.hexdigest()[:10]}"
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """The packages that figures depend on."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "numpy", "arch", "scipy", "statsmodels", "matplotlib"):
+    for name in ("torch", "numpy", "pandas", "arch", "scipy", "statsmodels", "matplotlib"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -151,22 +146,16 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-# ---- who opened the test split
-
-
-def access_file() -> Path:
-    """One file per user: results may lie anywhere, and bundled data lies where nobody may write."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "esper" / TEST_ACCESS
-
-
 def note_test_access(facts: Mapping[str, Any]) -> int | None:
     """Appends one opening and returns how many there now are of the same test split; None if it cannot be written.
+
+    There is one file per user: results may lie anywhere, and bundled data lies where nobody may write.
 
     Args:
         facts: Must hold `test_sha256`.
     """
-    path = access_file()
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    path = Path(state) / "esper" / TEST_ACCESS
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:

@@ -6,23 +6,27 @@ Equal files give equal bytes: nothing here looks at the clock, the machine or th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich import box
-from rich.console import JustifyMethod
 from rich.table import Table
 
+from esper.evidence import limits
 from esper.evidence.arms import ARMS, SAMPLED
-from esper.evidence.claims import Outcome, Verdict
-from esper.evidence.manifest import SCHEMA_VERSION, Check, Manifest, Session
-from esper.evidence.results import RunResult
-from esper.evidence.statistics import LEVEL, MIN_PAIRS, RESAMPLES, Comparison
-from esper.evidence.summary import Pair, Spread, Summary
+from esper.evidence.claims import ClaimVerdict, judge_claims
+from esper.evidence.figures import PICTURES, draw_figures, figure_tables
+from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest, EvaluationSession
+from esper.evidence.results import CURVES, KEY, OK, RESULTS, TOPOLOGIES, read_curves, read_results, read_topologies
+from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
+from esper.evidence.summary import FIGURES, ArmPair, Summary, expected_runs, summarise
+from esper.leyline import record
 
-MAX_RATE_GAP = 0.1
-"""How far the op rates of chance may be from those it is matched to, as a share, before the report says so."""
+OPS = ("germinate", "advance", "prune", "fossilize")
 PROTOCOL = """\
 All arms of a pair share run seed, initial weights (where shapes agree), batches, batch size, augmentation, optimizer,
 learning rate schedule, number of epochs and parameter budget. What counts is the committed network (host and kept
@@ -30,98 +34,128 @@ seeds) after the last epoch, never the best epoch. Differences are paired by run
 its pair."""
 
 
-def is_about_subject(manifest: Manifest) -> bool:
-    """True if arms are compared with a learned subject; otherwise with waiting."""
-    return ARMS[manifest.subject].learned
+@record
+class Published:
+    """What was made of a folder."""
+
+    manifest: EvaluationManifest
+    summary: Summary
+    verdicts: tuple[ClaimVerdict, ...]
+    drawn: bool
+    """False if the plot library is missing."""
 
 
-# ---- cells
+def publish(source: Path, out: Path) -> Published:
+    """Reads the results in one folder and writes all that follows from them into another, or the same.
+
+    Raises:
+        ValueError: There are no results, or rows of different setups.
+    """
+    manifest = EvaluationManifest.load(source)
+    rows = _rows(source / RESULTS, manifest)
+    keys = set(rows[KEY].itertuples(index=False, name=None))
+    summary = summarise(manifest, rows)
+    verdicts = tuple(judge_claims(manifest, summary))
+    curves, topologies = read_curves(source / CURVES, keys), read_topologies(source / TOPOLOGIES, keys)
+    tables = figure_tables(manifest, summary, rows, curves, topologies)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, table in tables.items():
+        table.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
+    drawn = draw_figures(out, manifest, rows, tables)
+    figures = f"{', '.join(PICTURES)}; " if drawn else "Not drawn: pip install 'esper-growth[plots]'. "
+    figures += f"what they show is also in {', '.join(f'{name}.csv' for name in tables)}."
+    (out / "summary.json").write_text(summary_json(manifest, summary, verdicts), encoding="utf-8")
+    (out / "report.md").write_text(report_md(manifest, summary, verdicts, rows, figures), encoding="utf-8")
+    return Published(manifest=manifest, summary=summary, verdicts=verdicts, drawn=drawn)
 
 
-def header(manifest: Manifest) -> list[str]:
+def _rows(path: Path, manifest: EvaluationManifest) -> pd.DataFrame:
+    """The rows of this evaluation in its own order, whatever the order of the file."""
+    rows = read_results(path)
+    if rows.empty:
+        raise ValueError(f"{path}: no results")
+    if other := set(rows["setup"]) - {manifest.setup}:
+        raise ValueError(f"{path} has rows of other setups ({', '.join(sorted(other))}); they cannot be compared")
+    by_key = rows.set_index(KEY, drop=False)
+    return by_key.loc[[key for key in expected_runs(manifest) if key in by_key.index]].reset_index(drop=True)
+
+
+# ---- the main table
+
+
+def header(manifest: EvaluationManifest) -> list[str]:
     """The columns of the main table."""
     unit = "points" if manifest.metric == "accuracy" else "nats"
-    pair = f"{manifest.subject} - arm ({unit})" if is_about_subject(manifest) else f"gain over wait_only ({unit})"
+    pair = f"{manifest.subject} - arm" if ARMS[manifest.subject].learned else "gain over wait_only"
     return [
-        "arm",
-        "accuracy (%)",
-        "loss (nats)",
-        "parameters",
-        "peak",
-        "parameter-epochs",
-        "seconds",
-        "kept",
-        pair,
-        "p (Holm)",
-        "W/T/L",
-        "failed",
+        *("arm", "accuracy (%)", "loss (nats)", "parameters", "peak", "parameter-epochs", "seconds", "kept"),
+        *(f"{pair} ({unit})", "p (Holm)", "W/T/L", "failed"),
     ]
 
 
-def cells(manifest: Manifest, summary: Summary) -> Iterator[list[str]]:
+def cells(manifest: EvaluationManifest, summary: Summary) -> list[list[str]]:
     """One row per arm, best first."""
-    pairs = (
-        {pair.second: pair for pair in summary.subject_against}
-        if is_about_subject(manifest)
-        else {pair.first: pair for pair in summary.against_baseline}
-    )
-    for arm in summary.arms:
-        pair = pairs.get(arm.arm)
-        found = None if pair is None else pair.comparison
-        yield [
-            arm.arm,
-            spread(arm.figures["test_accuracy_pct"], 2),
-            spread(arm.figures["test_loss"], 3),
-            f"{arm.figures['params'].mean:,.0f}",
-            f"{arm.figures['peak_params'].mean:,.0f}",
-            f"{arm.figures['param_epochs'].mean:,.0f}",
-            f"{arm.figures['run_s'].mean:.1f}",
-            f"{arm.figures['num_kept'].mean:.1f}",
-            "" if found is None else difference(found, 2 if manifest.metric == "accuracy" else 3),
-            "" if pair is None or pair.holm_p is None else f"{pair.holm_p:.4f}",
-            "" if found is None else f"{found.wins}/{found.ties}/{found.losses}",
-            f"{arm.num_failed}/{arm.num_runs}",
-        ]
+    if ARMS[manifest.subject].learned:
+        pairs = {pair.second: pair for pair in summary.subject_against}
+    else:
+        pairs = {pair.first: pair for pair in summary.against_baseline}
+    digits = 2 if manifest.metric == "accuracy" else 3
+    rows = []
+    for arm, mean in summary.means.iterrows():
+        pair, sd = pairs.get(arm), summary.sds.loc[arm]
+        rows.append(
+            [
+                arm,
+                _with_sd(mean["test_accuracy_pct"], sd["test_accuracy_pct"], ".2f"),
+                _with_sd(mean["test_loss"], sd["test_loss"], ".3f"),
+                *(f"{mean[name]:,.0f}" for name in ("params", "peak_params", "param_epochs")),
+                f"{mean['run_s']:.1f}",
+                f"{mean['num_kept']:.1f}",
+                *(("", "", "") if pair is None else _pair_cells(pair, digits)),
+                f"{summary.num_failed[arm]}/{summary.num_runs[arm]}",
+            ]
+        )
+    return rows
 
 
-def spread(found: Spread, digits: int) -> str:
-    """Mean ± standard deviation."""
-    return f"{found.mean:.{digits}f}" + ("" if found.sd is None else f" ± {found.sd:.{digits}f}")
+def _pair_cells(pair: ArmPair, digits: int) -> tuple[str, str, str]:
+    found, p = pair.difference, "" if pair.holm_p is None else f"{pair.holm_p:.4f}"
+    return _difference(found, f"+.{digits}f"), p, f"{found.wins}/{found.ties}/{found.losses}"
 
 
-def difference(found: Comparison, digits: int) -> str:
+def _difference(found: PairedDifference, form: str) -> str:
     """Mean and interval; the standard deviation where there is no interval."""
     if found.low is not None and found.high is not None:
-        return f"{found.mean:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
-    return f"{found.mean:+.{digits}f}" + ("" if found.sd is None else f" ± {found.sd:.{digits}f}")
+        return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
+    return f"{found.mean:{form}}" + ("" if found.sd is None else f" ± {found.sd:{form[1:]}}")
 
 
-# ---- terminal
+def _with_sd(mean: float, sd: float, form: str) -> str:
+    return f"{mean:{form}}" + ("" if math.isnan(sd) else f" ± {sd:{form}}")
 
 
-def terminal_table(manifest: Manifest, summary: Summary) -> Table:
+def terminal_table(manifest: EvaluationManifest, summary: Summary) -> Table:
     """The main table, without the columns that only a file has room for."""
     hidden = {"peak", "parameter-epochs", "kept", "p (Holm)"}
     hidden.add("loss (nats)" if manifest.metric == "accuracy" else "accuracy (%)")
-    if not any(arm.num_failed for arm in summary.arms):
+    if not summary.num_failed.any():
         hidden.add("failed")
     title = f"{manifest.task}: test split, {manifest.horizon} epochs, {len(manifest.run_seeds)} paired run seeds"
     # Headings may wrap, figures may not: all columns have to fit into 80 characters.
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
     )
-    names = ["params" if name == "parameters" else name for name in header(manifest)]
-    shown = [position for position, name in enumerate(names) if name not in hidden]
-    widths = [max(map(len, column)) for column in zip(*cells(manifest, summary), strict=True)]
-    for position in shown:
-        justify: JustifyMethod = "left" if position == 0 else "right"
-        table.add_column(names[position], justify=justify, min_width=widths[position])
-    for row in cells(manifest, summary):
-        table.add_row(*(row[position] for position in shown))
+    columns = zip(header(manifest), *cells(manifest, summary), strict=True)
+    shown = [column for column in columns if column[0] not in hidden]
+    for name, *column in shown:
+        heading = "params" if name == "parameters" else name
+        table.add_column(heading, justify="left" if name == "arm" else "right", min_width=max(map(len, column)))
+    for row in list(zip(*shown, strict=True))[1:]:
+        table.add_row(*row)
     return table
 
 
-def verdict_line(verdict: Verdict) -> str:
+def verdict_line(verdict: ClaimVerdict) -> str:
     """A claim and what became of it, in one line."""
     return f"{verdict.letter}. {verdict.words}: {verdict.outcome.value}: {'; '.join(verdict.reasons)}"
 
@@ -129,57 +163,64 @@ def verdict_line(verdict: Verdict) -> str:
 # ---- files
 
 
-def summary_json(manifest: Manifest, summary: Summary, verdicts: Sequence[Verdict]) -> str:
+def summary_json(manifest: EvaluationManifest, summary: Summary, verdicts: Sequence[ClaimVerdict]) -> str:
     """summary.json."""
     content: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": EVALUATION_FORMAT,
         "setup": manifest.setup,
         "task": manifest.task,
         "metric": manifest.metric,
         "subject": manifest.subject,
         "num_seeds": len(manifest.run_seeds),
         "num_policies": len(manifest.policies),
-        "arms": {arm.arm: asdict(arm) for arm in summary.arms},
+        "arms": {arm: _arm_json(summary, arm) for arm in summary.means.index},
         "against_baseline": [_pair_json(pair) for pair in summary.against_baseline],
         "subject_against": [_pair_json(pair) for pair in summary.subject_against],
         "missing": [list(key) for key in summary.missing],
-        "gates": [asdict(check) for check in manifest.gates],
+        "learning_checks": [asdict(check) for check in manifest.learning_checks],
         "controls": [asdict(check) for check in manifest.controls],
         "verdicts": [{**asdict(verdict), "outcome": verdict.outcome.value} for verdict in verdicts],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _pair_json(pair: Pair) -> dict[str, Any]:
-    return {"first": pair.first, "second": pair.second, **asdict(pair.comparison), "holm_p": pair.holm_p}
+def _arm_json(summary: Summary, arm: str) -> dict[str, Any]:
+    means, sds = summary.means.loc[arm], summary.sds.loc[arm]
+    return {
+        "arm": arm,
+        "num_runs": int(summary.num_runs[arm]),
+        "num_failed": int(summary.num_failed[arm]),
+        "figures": {
+            name: {"mean": means[name], "sd": None if math.isnan(sds[name]) else sds[name]} for name in FIGURES
+        },
+    }
+
+
+def _pair_json(pair: ArmPair) -> dict[str, Any]:
+    return {"first": pair.first, "second": pair.second, **asdict(pair.difference), "holm_p": pair.holm_p}
 
 
 def report_md(
-    manifest: Manifest, summary: Summary, verdicts: Sequence[Verdict], rows: Sequence[RunResult], figures: str
+    manifest: EvaluationManifest,
+    summary: Summary,
+    verdicts: Sequence[ClaimVerdict],
+    rows: pd.DataFrame,
+    figures: str,
 ) -> str:
-    """report.md.
-
-    Args:
-        manifest: What the evaluation was.
-        summary: What its rows say.
-        verdicts: What became of the claims.
-        rows: The rows themselves, for failures and times.
-        figures: A line about the figures.
-    """
+    """report.md; `figures` is a line about the figures."""
+    names = ["arm", "rule", "parameters of the rule", "ops per run: G/A/P/F", "rollbacks"]
     parts = [
         f"# {manifest.task}: {manifest.description}",
         *_facts(manifest, rows),
         "## Arms",
-        _table(header(manifest), list(cells(manifest, summary))),
+        _table(header(manifest), cells(manifest, summary)),
         _reading(manifest),
         "## Claims",
         "\n".join(f"- {verdict_line(verdict)}" for verdict in verdicts) or "None: arms are put side by side.",
-        *_checks("## Learning gates", manifest.gates),
+        *_checks("## Learning checks", manifest.learning_checks),
         *_checks("## Controls", manifest.controls),
         "## Arms in detail",
-        _table(
-            ["arm", "rule", "parameters of the rule", "ops per run: G/A/P/F", "rollbacks"], _details(manifest, summary)
-        ),
+        _table(names, [_detail(manifest, arm, mean) for arm, mean in summary.means.iterrows()]),
         *_policies(manifest),
         "## Protocol",
         PROTOCOL,
@@ -193,9 +234,8 @@ def report_md(
     return "\n\n".join(parts) + "\n"
 
 
-def _facts(manifest: Manifest, rows: Sequence[RunResult]) -> Iterator[str]:
+def _facts(manifest: EvaluationManifest, rows: pd.DataFrame) -> Iterator[str]:
     budget = "no parameter budget" if manifest.budget is None else f"at most {manifest.budget:,} parameters"
-    hours = sum(row.run_s for row in rows) / 3600
     openings = "an unknown number of times" if manifest.test_openings is None else f"{manifest.test_openings} times"
     yield (
         f"{manifest.horizon} epochs, {budget}, host of {manifest.host_params:,} parameters, run seeds "
@@ -206,22 +246,24 @@ def _facts(manifest: Manifest, rows: Sequence[RunResult]) -> Iterator[str]:
         f"`{manifest.test_sha256[:16]}`, opened {openings} on this machine up to now. Intervals are about run seeds; "
         "the test rows are these."
     )
-    packages = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-    places = ", ".join(f"{name} {value}" for name, value in manifest.machine.items())
+    packages, places = (
+        ", ".join(f"{name} {value}" for name, value in found.items()) for found in (manifest.versions, manifest.machine)
+    )
+    hours = sum(rows["run_s"].tolist()) / 3600
     yield f"Code {manifest.code}; {packages}; {places}. All runs together took {hours:.2f} hours of one thread."
 
 
-def _reading(manifest: Manifest) -> str:
+def _reading(manifest: EvaluationManifest) -> str:
     words = "Mean ± standard deviation over runs. Seconds: one thread, per run."
-    if len(manifest.run_seeds) >= MIN_PAIRS:
+    if len(manifest.run_seeds) >= limits.MIN_PAIRS:
         return (
             f"{words} Brackets: {LEVEL:.0%} interval of the mean difference, studentised bootstrap with {RESAMPLES:,} "
             "resamples. p: sign-flip test, Holm-adjusted over the column. W/T/L: pairs won, tied, lost."
         )
-    return f"{words} With fewer than {MIN_PAIRS} pairs no interval is given. W/T/L: pairs won, tied, lost."
+    return f"{words} With fewer than {limits.MIN_PAIRS} pairs no interval is given. W/T/L: pairs won, tied, lost."
 
 
-def _checks(title: str, checks: Sequence[Check]) -> Iterator[str]:
+def _checks(title: str, checks: Sequence[CheckResult]) -> Iterator[str]:
     if not checks:
         return
     words = {True: "passed", False: "FAILED", None: "not checked"}
@@ -229,24 +271,16 @@ def _checks(title: str, checks: Sequence[Check]) -> Iterator[str]:
     yield _table(["check", "result", "found", "limit"], [[c.name, words[c.passed], c.found, c.limit] for c in checks])
 
 
-def _details(manifest: Manifest, summary: Summary) -> list[list[str]]:
-    return [
-        [
-            arm.arm,
-            ARMS[arm.arm].description,
-            _plain(manifest.settings.get(arm.arm, {})),
-            "/".join(f"{arm.figures[f'num_{op}'].mean:.1f}" for op in ("germinate", "advance", "prune", "fossilize")),
-            f"{arm.figures['num_rollbacks'].mean:.2f}",
-        ]
-        for arm in summary.arms
-    ]
+def _detail(manifest: EvaluationManifest, arm: str, mean: pd.Series) -> list[str]:
+    ops = "/".join(f"{mean[f'num_{op}']:.1f}" for op in OPS)
+    return [arm, ARMS[arm].description, _plain(manifest.settings.get(arm, {})), ops, f"{mean['num_rollbacks']:.2f}"]
 
 
 def _plain(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items()) or "defaults"
 
 
-def _policies(manifest: Manifest) -> Iterator[str]:
+def _policies(manifest: EvaluationManifest) -> Iterator[str]:
     if manifest.policies:
         yield "## Policies and what they cost"
         names = list(dict.fromkeys(name for policy in manifest.policies for name in policy))
@@ -259,32 +293,30 @@ def _cell(value: Any) -> str:
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 
-def _notes(manifest: Manifest, summary: Summary, rows: Sequence[RunResult]) -> Iterator[str]:
+def _notes(manifest: EvaluationManifest, summary: Summary, rows: pd.DataFrame) -> Iterator[str]:
     yield from manifest.notes
     if manifest.tuning is None:
         yield "Fixed arms ran with their defaults; nothing was tuned."
     else:
         yield f"Fixed arms were tuned on controller-validation: {_plain(manifest.tuning)}."
-    yield from _unmatched(manifest, summary)
+    if manifest.policies:
+        yield from _unmatched_rates(summary)
     if summary.missing:
         yield f"{len(summary.missing)} runs are missing; their arms are in no comparison."
-    for row in rows:
-        if row.failed:
-            yield f"{row.arm}, run seed {row.run_seed}: {row.status}."
+    for row in rows[rows["status"] != OK].itertuples():
+        yield f"{row.arm}, run seed {row.run_seed}: {row.status}."
 
 
-def _unmatched(manifest: Manifest, summary: Summary) -> Iterator[str]:
-    """Where chance did not act as often as the policy that it is matched to."""
-    chance, policy = summary.arm("random"), summary.arm(SAMPLED)
-    if not manifest.policies or chance is None or policy is None:
-        return
-    for op in ("germinate", "advance", "prune", "fossilize"):
-        found, wanted = (arm.figures[f"num_{op}"].mean for arm in (chance, policy))
-        if abs(found - wanted) > MAX_RATE_GAP * wanted:
-            yield f"random has {found:.2f} {op} per run, ppo_sampled {wanted:.2f}: more than {MAX_RATE_GAP:.0%} apart."
+def _unmatched_rates(summary: Summary) -> Iterator[str]:
+    """Where `random` did not act as often as the policy that it is matched to."""
+    for op in OPS:
+        found, wanted = (summary.mean(arm, f"num_{op}") for arm in ("random", SAMPLED))
+        if found is not None and wanted is not None and abs(found - wanted) > limits.MAX_RATE_GAP * wanted:
+            gap = f"more than {limits.MAX_RATE_GAP:.0%} apart"
+            yield f"random has {found:.2f} {op} per run, ppo_sampled {wanted:.2f}: {gap}."
 
 
-def _when(session: Session) -> str:
+def _when(session: EvaluationSession) -> str:
     end = "interrupted" if session.ended is None else f"to {session.ended}"
     return f"from {session.started} {end}" + ("" if session.opened_test else ", test split not opened")
 
@@ -292,8 +324,3 @@ def _when(session: Session) -> str:
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(names) + " |", "|" + "|".join(["---"] * len(names)) + "|"]
     return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)])
-
-
-def is_invalid(verdicts: Sequence[Verdict]) -> bool:
-    """True if the evidence must not be used."""
-    return any(verdict.outcome is Outcome.INVALID for verdict in verdicts)

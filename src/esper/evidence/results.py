@@ -1,24 +1,32 @@
-"""What every run came to, in files: rows are appended as runs end, so an interruption loses nothing that was finished.
+"""Files of what was measured: rows are appended as runs end, so an interruption loses nothing that was finished.
 
-Three files hold all that was measured: results.csv (one row per run), curves.csv (one row per run and epoch) and
-topologies.jsonl (what grew where and when). Tables and figures are made from them and can be made again.
+results.csv has one row per run, curves.csv one per run and epoch, topologies.jsonl what grew where and when. Tables,
+reports and figures are made from them and can be made again.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
+import pandas as pd
+
+from esper.evidence.host_runs import GrownSeed
+from esper.evidence.static_networks import KeptSeed
 from esper.leyline import record
 
 RESULTS, CURVES, TOPOLOGIES = "results.csv", "curves.csv", "topologies.jsonl"
 OK = "ok"
+KEY = ["arm", "policy_id", "run_seed"]
+"""Columns that name a run."""
+
+RunKey = tuple[str, str, int]
 
 
 @record
@@ -32,7 +40,7 @@ class RunResult:
     """Start of the policy's sha256 in arms that depend on one; empty in the others."""
     run_seed: int
     status: str
-    """`ok`, or `failed:` and why. A failed run keeps its place, at chance if it left no network."""
+    """`ok`, or `failed:` and why. A failed run keeps its place, with the scores of guessing if it left no network."""
     test_accuracy_pct: float
     test_loss: float
     val_accuracy_pct: float
@@ -59,8 +67,8 @@ class RunResult:
     """This run's equal share of the wall-clock of the runs it ran beside."""
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """What a run is a run of."""
+    def key(self) -> RunKey:
+        """Arm, policy and run seed."""
         return self.arm, self.policy_id, self.run_seed
 
     @property
@@ -69,40 +77,14 @@ class RunResult:
         return self.status != OK
 
 
-@record
-class CurvePoint:
-    """One epoch of one run, on validation data."""
-
-    arm: str
-    policy_id: str
-    run_seed: int
-    epoch: int
-    committed_accuracy_pct: float
-    committed_loss: float
-    total_params: int
-
-
-@record
-class KeptSeed:
-    """A seed of the committed network."""
-
-    slot: str
-    blueprint: str
-    blend: str
-
-
-@record
-class SeedLife:
-    """One seed from planting to its end. Epochs count from 1; None: it did not come to that."""
-
-    slot: str
-    blueprint: str
-    blend: str
-    params: int
-    planted: int
-    blended: int | None
-    kept: int | None
-    pruned: int | None
+RESULT_COLUMNS: dict[str, str] = {field.name: str(field.type) for field in fields(RunResult)}
+CURVE_COLUMNS = {
+    **dict.fromkeys(["arm", "policy_id"], "str"),
+    **dict.fromkeys(["run_seed", "epoch"], "int"),
+    **dict.fromkeys(["committed_accuracy_pct", "committed_loss"], "float"),
+    "total_params": "int",
+}
+"""Every epoch of every run, on validation data."""
 
 
 @record
@@ -115,11 +97,11 @@ class Topology:
     host: Mapping[str, Any]
     """Kind and arguments of the host."""
     kept: tuple[KeptSeed, ...]
-    lives: tuple[SeedLife, ...]
+    lives: tuple[GrownSeed, ...]
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """What a run is a run of."""
+    def key(self) -> RunKey:
+        """Arm, policy and run seed."""
         return self.arm, self.policy_id, self.run_seed
 
     @property
@@ -129,9 +111,6 @@ class Topology:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 
-# ---- files
-
-
 class ResultStore:
     """The three files of one folder. What is written is on disk when the call returns."""
 
@@ -139,10 +118,10 @@ class ResultStore:
         self.folder = folder
         for name in (RESULTS, CURVES, TOPOLOGIES):
             _cut_torn_line(folder / name)
-        self.results = {row.key: row for row in read_results(folder / RESULTS)}
-        finished = self.results.keys()
+        rows = (RunResult(**row) for row in read_results(folder / RESULTS).to_dict("records"))
+        self.results = {row.key: row for row in rows}
         # Curves and topologies are written before the row that counts, so an interrupted run may have left some.
-        self.topologies = {t.key: t for t in read_topologies(folder / TOPOLOGIES) if t.key in finished}
+        self.topologies = {t.key: t for t in read_topologies(folder / TOPOLOGIES, self.results.keys())}
 
     def require(self, setup: str, policies: Set[str]) -> None:
         """Refuses to add to rows of another setup, or to rows of policies that were not named.
@@ -161,90 +140,66 @@ class ResultStore:
                 f"{self.folder / RESULTS} holds results of another task, schedule or version; choose another --out"
             )
 
-    def add(self, result: RunResult, topology: Topology, curve: Sequence[CurvePoint]) -> None:
-        """Appends a finished run."""
+    def add(self, result: RunResult, topology: Topology, curve: pd.DataFrame) -> None:
+        """Appends a finished run; the curve has CURVE_COLUMNS."""
         assert result.key == topology.key
-        _append_csv(self.folder / CURVES, CurvePoint, curve)
-        _append_text(self.folder / TOPOLOGIES, json.dumps(asdict(topology), sort_keys=True) + "\n")
-        _append_csv(self.folder / RESULTS, RunResult, [result])
+        _append_csv(self.folder / CURVES, curve[list(CURVE_COLUMNS)])
+        _append(self.folder / TOPOLOGIES, json.dumps(asdict(topology), sort_keys=True) + "\n")
+        _append_csv(self.folder / RESULTS, pd.DataFrame([asdict(result)]))
         self.results[result.key] = result
         self.topologies[topology.key] = topology
 
 
-T = TypeVar("T", RunResult, CurvePoint)
-_CONVERT: dict[str, Any] = {"str": str, "int": int, "float": float}
-
-
-def read_results(path: Path) -> list[RunResult]:
+def read_results(path: Path) -> pd.DataFrame:
     """The rows of a results file; none if there is no file.
 
     Raises:
         ValueError: It is not a results file of this version, or has a run twice.
     """
-    rows = _read_csv(path, RunResult)
-    if len({row.key for row in rows}) != len(rows):
+    rows = _read_csv(path, RESULT_COLUMNS)
+    if rows.duplicated(KEY).any():
         raise ValueError(f"{path} has a run twice; remove one of its rows")
     return rows
 
 
-def read_curves(path: Path, finished: Iterable[tuple[str, str, int]]) -> list[CurvePoint]:
-    """The epochs of finished runs, each once, in the order of the file."""
+def read_curves(path: Path, finished: Iterable[RunKey]) -> pd.DataFrame:
+    """The epochs of finished runs, each once."""
+    rows = _read_csv(path, CURVE_COLUMNS).drop_duplicates([*KEY, "epoch"], keep="last")
     wanted = set(finished)
-    found = {(p.arm, p.policy_id, p.run_seed, p.epoch): p for p in _read_csv(path, CurvePoint)}
-    return [point for key, point in found.items() if key[:3] in wanted]
+    return rows[[key in wanted for key in zip(*(rows[name] for name in KEY), strict=True)]]
 
 
-def read_topologies(path: Path) -> list[Topology]:
-    """What every run grew; nothing if there is no file."""
-    if not path.exists():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        facts = json.loads(line)
-        kept = tuple(KeptSeed(**seed) for seed in facts.pop("kept"))
-        lives = tuple(SeedLife(**life) for life in facts.pop("lives"))
-        found.append(Topology(**facts, kept=kept, lives=lives))
-    return found
+def read_topologies(path: Path, finished: Iterable[RunKey]) -> list[Topology]:
+    """What every finished run grew; nothing if there is no file."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    wanted = set(finished)
+    return [found for line in lines if (found := msgspec.json.decode(line, type=Topology)).key in wanted]
 
 
-def _read_csv(path: Path, kind: type[T]) -> list[T]:
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    types = {field.name: _CONVERT[str(field.type)] for field in fields(kind)}
+def _read_csv(path: Path, types: Mapping[str, str]) -> pd.DataFrame:
+    if not path.exists() or not path.stat().st_size:
+        return pd.DataFrame(columns=list(types))
     try:
-        return [kind(**{name: convert(row[name]) for name, convert in types.items()}) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
+        # All text first: pandas would take an absent last field for a number that was not measured.
+        text = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+        return text[list(types)].astype(types)
+    except (KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a results file of this version ({error}); choose another --out") from error
 
 
-def _append_csv(path: Path, kind: type[T], rows: Sequence[T]) -> None:
-    names = [field.name for field in fields(kind)]
-    fresh = not path.exists() or path.stat().st_size == 0
+def _append_csv(path: Path, rows: pd.DataFrame) -> None:
+    header = not path.exists() or path.stat().st_size == 0
+    _append(path, rows.to_csv(index=False, header=header, lineterminator="\n"))
+
+
+def _append(path: Path, text: str) -> None:
     with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if fresh:
-            writer.writerow(names)
-        writer.writerows([getattr(row, name) for name in names] for row in rows)
-        _to_disk(file)
-
-
-def _append_text(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
         file.write(text)
-        _to_disk(file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _cut_torn_line(path: Path) -> None:
     """A line without its end was being written when the process died: it never counted."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
         path.write_bytes(content[: content.rfind(b"\n") + 1])
-
-
-def _to_disk(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -1,6 +1,6 @@
 """Plays arms: which controller and which starting network a run gets, and what came of it.
 
-All arms go through the same workers, step loop, masks and epochs. The test split is handed in by the command.
+All arms go through the same workers, step loop, masks and epochs. The test split is handed in.
 """
 
 from __future__ import annotations
@@ -14,42 +14,52 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm
-from esper.evidence.host_runs import HostRun, HostRunner, SideBySide, default_schedule, score_committed
-from esper.evidence.policies import Policy
-from esper.evidence.results import OK, CurvePoint, KeptSeed, ResultStore, RunResult, SeedLife, Topology
-from esper.evidence.starts import Start, widened
+import pandas as pd
+
+from esper.evidence import limits
+from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm, Lineup
+from esper.evidence.host_runs import HostRun, HostRunner, SideBySide, score_committed
+from esper.evidence.manifest import EvaluationManifest
+from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
+from esper.evidence.static_networks import KeptSeed, StaticNetwork, widened
 from esper.leyline import (
     EpisodeSeed,
     LifecycleOp,
     PolicyProtocol,
-    SeedEnded,
-    SeedGerminated,
     SeedStage,
-    SeedStageChanged,
-    TelemetryEventType,
     record,
 )
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, count_host_params
-from esper.tamiyo.controller import Setting
+from esper.simic.client import FrozenPolicy
+from esper.simic.run.run_state import LoadedPolicy
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.random_controllers import RATED_OPS
-
-MAX_ROLLBACKS = 3
-"""A run set back more often than this counts as failed; its network still counts."""
-
-Settings = Mapping[str, Mapping[str, Any]]
-"""Arm -> its parameters, where they are not the defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """One run, with everything that is kept of it."""
+class Evaluation:
+    """One evaluation, ready to run."""
+
+    task: TaskSpec
+    data: Dataset
+    lineup: Lineup
+    policies: Mapping[str, LoadedPolicy]
+    """By id."""
+    store: ResultStore
+    """Where finished runs are; arms that depend on others look there."""
+    manifest: EvaluationManifest
+    """As it is at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """One run, with everything that is stored of it."""
 
     result: RunResult
     topology: Topology
-    curve: tuple[CurvePoint, ...]
+    curve: pd.DataFrame
 
 
 @record
@@ -61,51 +71,17 @@ class Job:
     seeds: tuple[EpisodeSeed, ...]
 
 
-def fixed_controller(name: str, setting: Setting, horizon: int, params: Mapping[str, Any]) -> PolicyProtocol:
-    """A controller that is not learned. The parameters of `schedule` are those of `default_schedule`."""
-    if name == "schedule":
-        return make_controller(name, setting, entries=default_schedule(setting, horizon, **params))
-    return make_controller(name, setting, **params)
-
-
 class Arena:
-    """Plays jobs on the hosts of one task, used in a `with` block.
+    """Plays the jobs of an evaluation, used in a `with` block; `workers` are processes."""
 
-    Args:
-        task: Host, optimizer, epochs, budget.
-        data: Train and val are read.
-        store: Where finished runs are; arms that depend on others look there.
-        setup: Written into every row.
-        subject: The arm whose networks static arms rebuild.
-        policies: By id.
-        settings: Parameters of fixed arms.
-        workers: Processes.
-    """
-
-    def __init__(
-        self,
-        task: TaskSpec,
-        data: Dataset,
-        store: ResultStore,
-        *,
-        setup: str,
-        subject: str,
-        policies: Mapping[str, Policy],
-        settings: Settings,
-        workers: int,
-    ) -> None:
-        self._task = task
-        self._data = data
-        self._store = store
-        self._setup = setup
-        self._subject = subject
-        self._policies = policies
-        self._settings = settings
+    def __init__(self, evaluation: Evaluation, *, workers: int) -> None:
+        self._evaluation = evaluation
+        self._task = evaluation.task
         self._workers = workers
         self._stack = ExitStack()
         self._runner: HostRunner | None = None
-        self._started_for: tuple[str, str] | None = None
-        """Arm and policy whose starting networks the workers hold; None: bare hosts."""
+        self._static_for: tuple[str, str] | None = None
+        """Arm and policy whose static networks the workers hold; None: bare hosts."""
 
     def __enter__(self) -> Arena:
         return self
@@ -125,7 +101,7 @@ class Arena:
             if not (arm.learned or arm.rebuilds or arm.needs_sampled):
                 self._fixed(self._open(None), arm.name, 0)
 
-    def play(self, job: Job, test: Split) -> Iterator[Finished]:
+    def play(self, job: Job, test: Split) -> Iterator[FinishedRun]:
         """Plays a job and scores its networks. What fails fails alone."""
         start = time.perf_counter()
         try:
@@ -151,13 +127,13 @@ class Arena:
         controllers = {seed.env_id: self._controller(runner, job, seed.run_seed) for seed in job.seeds}
         return runner.run(SideBySide(controllers), job.seeds)
 
-    def _open(self, started_for: tuple[str, str] | None) -> HostRunner:
+    def _open(self, static_for: tuple[str, str] | None) -> HostRunner:
         """Workers for the jobs of one arm; those with bare hosts serve all arms that grow."""
-        if self._runner is None or self._started_for != started_for:
+        if self._runner is None or self._static_for != static_for:
             self._close()
-            starts = None if started_for is None else self._starts(*started_for)
-            runner = HostRunner(self._task, self._data, workers=self._workers, starts=starts)
-            self._runner, self._started_for = self._stack.enter_context(runner), started_for
+            networks = None if static_for is None else self._networks(*static_for)
+            runner = HostRunner(self._task, self._evaluation.data, workers=self._workers, networks=networks)
+            self._runner, self._static_for = self._stack.enter_context(runner), static_for
         return self._runner
 
     def _close(self) -> None:
@@ -166,77 +142,68 @@ class Arena:
 
     def _controller(self, runner: HostRunner, job: Job, run_seed: int) -> PolicyProtocol:
         if job.arm.learned:
-            policy = self._policies[job.policy_id]
-            return policy.controller(
-                runner.layout,
-                self._task.lifecycle,
-                self._task.num_classes,
-                run_seed=run_seed,
-                greedy=job.arm.name == GREEDY,
+            context = FeatureContext(
+                layout=runner.layout, lifecycle=self._task.lifecycle, num_classes=self._task.num_classes
             )
+            agent = self._evaluation.policies[job.policy_id].agent
+            return FrozenPolicy(agent, context, run_seed=run_seed, greedy=job.arm.name == GREEDY)
         if job.arm.needs_sampled and job.policy_id:
-            rates = realised_rates(self._store, job.policy_id)
+            rates = realised_rates(self._evaluation.store, job.policy_id)
             return make_controller("rate_matched", runner.setting(run_seed), rates=rates)
         return self._fixed(runner, job.arm.name, run_seed)
 
     def _fixed(self, runner: HostRunner, name: str, run_seed: int) -> PolicyProtocol:
-        return fixed_controller(name, runner.setting(run_seed), self._task.horizon, self._settings.get(name, {}))
+        return runner.controller(name, run_seed, **self._evaluation.manifest.settings.get(name, {}))
 
-    def _starts(self, arm: str, policy_id: str) -> dict[int, Start]:
+    def _networks(self, arm: str, policy_id: str) -> dict[int, StaticNetwork]:
         """The starting network of every run seed on which the subject has grown one."""
+        store, subject = self._evaluation.store, self._evaluation.manifest.subject
         return {
-            run_seed: Start(host=widened(self._task, result.params), kept=())
+            result.run_seed: StaticNetwork(host=widened(self._task, result.params), kept=())
             if arm == "static_wide"
-            else Start(host=self._task.host, kept=self._store.topologies[key].kept)
-            for key, result in self._store.results.items()
-            for name, policy, run_seed in [key]
-            if (name, policy) == (self._subject, policy_id)
+            else StaticNetwork(host=self._task.host, kept=store.topologies[key].kept)
+            for key, result in store.results.items()
+            if (result.arm, result.policy_id) == (subject, policy_id)
         }
 
     # ---- what came of it
 
-    def _finish(self, job: Job, run: HostRun, test: Split, wall_s: float) -> Finished:
-        loss, accuracy = score_committed(self._task, self._data, run.model, test)
+    def _finish(self, job: Job, run: HostRun, test: Split, wall_s: float) -> FinishedRun:
+        loss, accuracy = score_committed(self._task, self._evaluation.data, run.model, test)
+        val_loss, val_accuracy = run.committed_scores
         num_rollbacks = sum(report.rollback_reason is not None for report in run.reports)
         status = OK
         if not math.isfinite(loss):
             status = "failed: the network's output is not finite"
-            loss, accuracy = self._task.chance_loss, 100.0 / self._task.num_classes
-        elif num_rollbacks > MAX_ROLLBACKS:
+            loss, accuracy = self._guessing()
+        elif num_rollbacks > limits.MAX_ROLLBACKS:
             status = f"failed: {num_rollbacks} rollbacks"
-        topology = _topology(job, run)
-        last = run.reports[-1]
-        assert last.committed_accuracy_pct is not None
-        assert last.committed_loss is not None
-        result = RunResult(
-            setup=self._setup,
-            arm=job.arm.name,
-            policy_id=job.policy_id,
-            run_seed=run.run_seed,
+        sizes = [report.total_params for report in run.reports]
+        return self._finished(
+            _topology(job, run),
+            _curve(job, run),
             status=status,
             test_accuracy_pct=accuracy,
             test_loss=loss,
-            val_accuracy_pct=last.committed_accuracy_pct,
-            val_loss=last.committed_loss,
-            host_params=last.host_params,
-            params=last.committed_params,
-            peak_params=max(report.total_params for report in run.reports),
-            param_epochs=sum(report.total_params for report in run.reports),
-            host_epochs=len(run.reports),
-            **{f"num_{op.name.lower()}": run.num_ops[op] for op in LifecycleOp},
-            num_kept=len(topology.kept),
+            val_accuracy_pct=val_accuracy,
+            val_loss=val_loss,
+            host_params=run.reports[-1].host_params,
+            params=run.reports[-1].committed_params,
+            peak_params=max(sizes),
+            param_epochs=sum(sizes),
+            host_epochs=len(sizes),
+            num_ops=run.num_ops,
             num_rollbacks=num_rollbacks,
-            topology_sha=topology.sha,
             run_s=sum(report.train_ms + report.val_ms for report in run.reports) / 1_000 + run.controller_s,
             controller_s=run.controller_s,
             wall_s=wall_s,
         )
-        return Finished(result=result, topology=topology, curve=_curve(job, run))
 
-    def _lost(self, job: Job, status: str, wall_s: float) -> Finished:
-        """The row of a run that left no network: chance, with the bare host."""
+    def _lost(self, job: Job, status: str, wall_s: float) -> FinishedRun:
+        """The row of a run that left no network: the scores of guessing, with the bare host."""
         (seed,) = job.seeds
         params = count_host_params(self._task)
+        loss, accuracy = self._guessing()
         topology = Topology(
             arm=job.arm.name,
             policy_id=job.policy_id,
@@ -245,31 +212,45 @@ class Arena:
             kept=(),
             lives=(),
         )
-        chance_pct = 100.0 / self._task.num_classes
-        result = RunResult(
-            setup=self._setup,
-            arm=job.arm.name,
-            policy_id=job.policy_id,
-            run_seed=seed.run_seed,
+        return self._finished(
+            topology,
+            pd.DataFrame(columns=list(CURVE_COLUMNS)),
             status=" ".join(status.split()),
-            test_accuracy_pct=chance_pct,
-            test_loss=self._task.chance_loss,
-            val_accuracy_pct=chance_pct,
-            val_loss=self._task.chance_loss,
+            test_accuracy_pct=accuracy,
+            test_loss=loss,
+            val_accuracy_pct=accuracy,
+            val_loss=loss,
             host_params=params,
             params=params,
             peak_params=params,
             param_epochs=0,
             host_epochs=0,
-            **{f"num_{op.name.lower()}": 0 for op in LifecycleOp},
-            num_kept=0,
+            num_ops=dict.fromkeys(LifecycleOp, 0),
             num_rollbacks=0,
-            topology_sha=topology.sha,
             run_s=0.0,
             controller_s=0.0,
             wall_s=wall_s,
         )
-        return Finished(result=result, topology=topology, curve=())
+
+    def _guessing(self) -> tuple[float, float]:
+        """(loss, accuracy in percent) of guessing."""
+        return self._task.chance_loss, 100.0 / self._task.num_classes
+
+    def _finished(
+        self, topology: Topology, curve: pd.DataFrame, *, num_ops: Mapping[LifecycleOp, int], **figures: Any
+    ) -> FinishedRun:
+        ops: dict[str, Any] = {f"num_{op.name.lower()}": num_ops[op] for op in LifecycleOp}
+        result = RunResult(
+            setup=self._evaluation.manifest.setup,
+            arm=topology.arm,
+            policy_id=topology.policy_id,
+            run_seed=topology.run_seed,
+            **ops,
+            num_kept=len(topology.kept),
+            topology_sha=topology.sha,
+            **figures,
+        )
+        return FinishedRun(result=result, topology=topology, curve=curve)
 
 
 def realised_rates(store: ResultStore, policy_id: str) -> dict[str, float]:
@@ -284,58 +265,22 @@ def realised_rates(store: ResultStore, policy_id: str) -> dict[str, float]:
     return rates
 
 
-def _curve(job: Job, run: HostRun) -> tuple[CurvePoint, ...]:
-    return tuple(
-        CurvePoint(
-            arm=job.arm.name,
-            policy_id=job.policy_id,
-            run_seed=run.run_seed,
-            epoch=number,
-            committed_accuracy_pct=report.committed_accuracy_pct,
-            committed_loss=report.committed_loss,
-            total_params=report.total_params,
-        )
-        for number, report in enumerate(run.reports, start=1)
-        if report.committed_accuracy_pct is not None and report.committed_loss is not None
-    )
+def _curve(job: Job, run: HostRun) -> pd.DataFrame:
+    rows = [
+        (job.arm.name, job.policy_id, run.run_seed, epoch, r.committed_accuracy_pct, r.committed_loss, r.total_params)
+        for epoch, r in enumerate(run.reports, start=1)
+        if r.committed_accuracy_pct is not None and r.committed_loss is not None
+    ]
+    return pd.DataFrame(rows, columns=list(CURVE_COLUMNS))
 
 
 def _topology(job: Job, run: HostRun) -> Topology:
-    kept = [slot for slot in run.model.all_slots() if slot.stage is SeedStage.FOSSILIZED]
-    return Topology(
-        arm=job.arm.name,
-        policy_id=job.policy_id,
-        run_seed=run.run_seed,
-        host={"kind": run.model.host.spec.kind, "kwargs": dict(run.model.host.spec.kwargs)},
-        kept=tuple(
-            KeptSeed(slot=slot.spec.slot_id, blueprint=str(slot.blueprint), blend=slot.blend.name)
-            for slot in kept
-            if slot.blend is not None
-        ),
-        lives=_lives(run),
+    kept = tuple(
+        KeptSeed(slot=slot.spec.slot_id, blueprint=str(slot.blueprint), blend=slot.blend.name)
+        for slot in run.model.all_slots()
+        if slot.stage is SeedStage.FOSSILIZED and slot.blend is not None
     )
-
-
-def _lives(run: HostRun) -> tuple[SeedLife, ...]:
-    """Every seed of a run, in the order of planting."""
-    lives: dict[str, SeedLife] = {}
-    for event in run.events:
-        told, epoch = event.data, 0 if event.epoch is None else event.epoch + 1
-        if isinstance(told, SeedGerminated):
-            lives[told.seed_id] = SeedLife(
-                slot=told.slot_id,
-                blueprint=told.blueprint,
-                blend=told.blend,
-                params=told.params,
-                planted=epoch,
-                blended=None,
-                kept=None,
-                pruned=None,
-            )
-        elif isinstance(told, SeedEnded):
-            kept = event.type is TelemetryEventType.SEED_FOSSILIZED
-            life = lives[told.seed_id]
-            lives[told.seed_id] = replace(life, kept=epoch) if kept else replace(life, pruned=epoch)
-        elif isinstance(told, SeedStageChanged) and told.to_stage == SeedStage.BLENDING.name:
-            lives[told.seed_id] = replace(lives[told.seed_id], blended=epoch)
-    return tuple(lives.values())
+    host = {"kind": run.model.host.spec.kind, "kwargs": dict(run.model.host.spec.kwargs)}
+    return Topology(
+        arm=job.arm.name, policy_id=job.policy_id, run_seed=run.run_seed, host=host, kept=kept, lives=run.grown_seeds
+    )

@@ -4,63 +4,30 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import pandas as pd
+
 from esper.evidence.arms import ARMS, BASELINE, depends_on_policy
-from esper.evidence.manifest import Manifest
-from esper.evidence.results import RunResult
-from esper.evidence.statistics import Comparison, compare_policies, holm
+from esper.evidence.manifest import EvaluationManifest
+from esper.evidence.results import KEY, OK, RESULT_COLUMNS, RunKey
+from esper.evidence.statistics import PairedDifference, compare_policies, holm
 from esper.leyline import record
 
-FIGURES = (
-    "test_accuracy_pct",
-    "test_loss",
-    "val_accuracy_pct",
-    "val_loss",
-    "params",
-    "peak_params",
-    "param_epochs",
-    "host_epochs",
-    "run_s",
-    "controller_s",
-    "wall_s",
-    "num_wait",
-    "num_germinate",
-    "num_advance",
-    "num_prune",
-    "num_fossilize",
-    "num_kept",
-    "num_rollbacks",
-)
+NOT_FIGURES = ("run_seed", "host_params")
+FIGURES = [name for name, kind in RESULT_COLUMNS.items() if kind != "str" and name not in NOT_FIGURES]
+"""Columns that are averaged over the runs of an arm."""
 
 
 @record
-class Spread:
-    """Mean and standard deviation of one figure over the runs of an arm."""
-
-    mean: float
-    sd: float | None
-
-
-@record
-class ArmSummary:
-    """All runs of one arm."""
-
-    arm: str
-    num_runs: int
-    num_failed: int
-    figures: Mapping[str, Spread]
-
-
-@record
-class Pair:
+class ArmPair:
     """Two arms on the same run seeds. The difference is first minus second, in points or nats; positive is better."""
 
     first: str
     second: str
-    comparison: Comparison
-    holm_p: float | None
+    difference: PairedDifference
+    holm_p: float | None = None
     """Adjusted over all pairs with the same first or the same second arm; None where there is no p-value."""
 
 
@@ -68,25 +35,30 @@ class Pair:
 class Summary:
     """What the rows say."""
 
-    arms: tuple[ArmSummary, ...]
-    """Best first."""
-    against_baseline: tuple[Pair, ...]
+    means: pd.DataFrame
+    """Of every figure (column) over the runs of every arm (row), best arm first."""
+    sds: pd.DataFrame
+    """Standard deviations likewise; NaN for a single run."""
+    num_runs: pd.Series
+    """By arm."""
+    num_failed: pd.Series
+    against_baseline: tuple[ArmPair, ...]
     """Every arm minus wait_only."""
-    subject_against: tuple[Pair, ...]
+    subject_against: tuple[ArmPair, ...]
     """The subject minus every other arm."""
-    missing: tuple[tuple[str, str, int], ...]
+    missing: tuple[RunKey, ...]
     """Runs that should be there and are not. Arms they belong to are in no pair."""
 
-    def arm(self, name: str) -> ArmSummary | None:
-        """An arm by name, if it was run."""
-        return next((arm for arm in self.arms if arm.arm == name), None)
+    def mean(self, arm: str, figure: str) -> float | None:
+        """The mean of one figure over the runs of an arm; None if it was not run."""
+        return float(self.means.loc[arm, figure]) if arm in self.means.index else None
 
-    def subject_minus(self, name: str) -> Comparison | None:
-        """The subject's pair with an arm, if both are complete."""
-        return next((pair.comparison for pair in self.subject_against if pair.second == name), None)
+    def subject_minus(self, arm: str) -> PairedDifference | None:
+        """The subject's difference to an arm, if both are complete."""
+        return next((pair.difference for pair in self.subject_against if pair.second == arm), None)
 
 
-def expected_runs(manifest: Manifest) -> list[tuple[str, str, int]]:
+def expected_runs(manifest: EvaluationManifest) -> list[RunKey]:
     """The keys of all runs that make the evaluation whole, arm by arm."""
     return [
         (name, policy_id, run_seed)
@@ -96,83 +68,65 @@ def expected_runs(manifest: Manifest) -> list[tuple[str, str, int]]:
     ]
 
 
-def policy_ids(manifest: Manifest, arm: str) -> tuple[str, ...]:
+def policy_ids(manifest: EvaluationManifest, arm: str) -> tuple[str, ...]:
     """The policies under which an arm has runs of its own; ("",) for an arm that depends on none."""
     own = bool(manifest.policies) and depends_on_policy(ARMS[arm], manifest.subject)
     return manifest.policy_ids if own else ("",)
 
 
-def score(row: RunResult, metric: str) -> float:
-    """What counts, higher is better: accuracy in percent, or the loss with its sign turned."""
-    return row.test_accuracy_pct if metric == "accuracy" else -row.test_loss
+def metric_column(manifest: EvaluationManifest) -> str:
+    """The column of a results file by which the task is measured."""
+    return "test_accuracy_pct" if manifest.metric == "accuracy" else "test_loss"
 
 
-def summarise(manifest: Manifest, rows: Sequence[RunResult]) -> Summary:
+def summarise(manifest: EvaluationManifest, rows: pd.DataFrame) -> Summary:
     """Describes every arm and compares those that are complete."""
-    by_key = {row.key: row for row in rows}
-    missing = tuple(key for key in expected_runs(manifest) if key not in by_key)
-    broken = {arm for arm, _, _ in missing}
-    arms = [_arm(name, rows) for name in manifest.arms if any(row.arm == name for row in rows)]
-    metric = "test_accuracy_pct" if manifest.metric == "accuracy" else "test_loss"
-    sign = -1.0 if manifest.metric == "accuracy" else 1.0
-    arms.sort(key=lambda arm: sign * arm.figures[metric].mean)
-    whole = [name for name in manifest.arms if name not in broken]
+    found = set(rows[KEY].itertuples(index=False, name=None))
+    missing = tuple(key for key in expected_runs(manifest) if key not in found)
+    complete = set(manifest.arms) - {arm for arm, _, _ in missing}
+    by_arm = rows.groupby("arm")
+    order = [name for name in manifest.arms if name in by_arm.groups]
+    column = metric_column(manifest)
+    means = by_arm[FIGURES].agg(exact_mean).loc[order]
+    means = means.sort_values(column, ascending=manifest.metric != "accuracy", kind="stable")
 
-    def pairs(all_pairs: Sequence[tuple[str, str]]) -> tuple[Pair, ...]:
-        return _pairs([(a, b) for a, b in all_pairs if a != b and a in whole and b in whole], manifest, by_key)
+    def pairs(names: Sequence[tuple[str, str]]) -> tuple[ArmPair, ...]:
+        comparable = [(first, second) for first, second in names if first != second and {first, second} <= complete]
+        return _adjusted(ArmPair(first=a, second=b, difference=_compare(manifest, rows, a, b)) for a, b in comparable)
 
     return Summary(
-        arms=tuple(arms),
+        means=means,
+        sds=by_arm[FIGURES].agg(exact_sd).loc[means.index],
+        num_runs=by_arm.size(),
+        num_failed=(rows["status"] != OK).groupby(rows["arm"]).sum(),
         against_baseline=pairs([(name, BASELINE) for name in manifest.arms]),
         subject_against=pairs([(manifest.subject, name) for name in manifest.arms]),
         missing=missing,
     )
 
 
-def _arm(name: str, rows: Sequence[RunResult]) -> ArmSummary:
-    own = sorted((row for row in rows if row.arm == name), key=lambda row: row.key)
-    return ArmSummary(
-        arm=name,
-        num_runs=len(own),
-        num_failed=sum(row.failed for row in own),
-        figures={figure: _spread([float(getattr(row, figure)) for row in own]) for figure in FIGURES},
-    )
+def exact_mean(values: pd.Series) -> float:
+    """The mean, rounded once: it does not depend on the order of rows, as pandas' own does."""
+    return statistics.fmean(values.tolist())
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    return Spread(
-        mean=math.fsum(values) / len(values), sd=statistics.stdev(sorted(values)) if len(values) > 1 else None
-    )
+def exact_sd(values: pd.Series) -> float:
+    """The sample standard deviation, likewise; NaN for a single value."""
+    return statistics.stdev(map(float, values)) if len(values) > 1 else math.nan
 
 
-def _pairs(
-    names: Sequence[tuple[str, str]], manifest: Manifest, by_key: Mapping[tuple[str, str, int], RunResult]
-) -> tuple[Pair, ...]:
-    made = [
-        Pair(
-            first=first,
-            second=second,
-            comparison=compare_policies(differences(manifest, by_key, first, second)),
-            holm_p=None,
-        )
-        for first, second in names
-    ]
-    p_values = {f"{p.first} {p.second}": p.comparison.p for p in made if p.comparison.p is not None}
-    adjusted = holm(p_values)
+def _compare(manifest: EvaluationManifest, rows: pd.DataFrame, first: str, second: str) -> PairedDifference:
+    """First minus second by run seed, one row per policy; an arm that depends on none is the same for all of them."""
+    sign = 1.0 if manifest.metric == "accuracy" else -1.0
+
+    def scores(arm: str) -> pd.DataFrame:
+        table = rows[rows["arm"] == arm].pivot(index="policy_id", columns="run_seed", values=metric_column(manifest))
+        return sign * table.loc[list(policy_ids(manifest, arm)), list(manifest.run_seeds)].to_numpy()
+
+    return compare_policies((scores(first) - scores(second)).tolist())
+
+
+def _adjusted(pairs: Iterable[ArmPair]) -> tuple[ArmPair, ...]:
+    made = list(pairs)
+    adjusted = holm({f"{p.first} {p.second}": p.difference.p for p in made if p.difference.p is not None})
     return tuple(replace(pair, holm_p=adjusted.get(f"{pair.first} {pair.second}")) for pair in made)
-
-
-def differences(
-    manifest: Manifest, by_key: Mapping[tuple[str, str, int], RunResult], first: str, second: str
-) -> list[list[float]]:
-    """First minus second by run seed, one row per policy; one row if neither depends on a policy."""
-    own = [policy_ids(manifest, name) for name in (first, second)]
-    policies = max(own, key=len)
-
-    def value(name: str, ids: tuple[str, ...], policy_id: str, run_seed: int) -> float:
-        return score(by_key[name, "" if ids == ("",) else policy_id, run_seed], manifest.metric)
-
-    return [
-        [value(first, own[0], p, seed) - value(second, own[1], p, seed) for seed in manifest.run_seeds]
-        for p in policies
-    ]

@@ -15,16 +15,17 @@ from typing import Any
 
 from rich.table import Table
 
+from esper.evidence.arms import TUNABLE, line_up
 from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
-from esper.evidence.runs import fixed_controller
 from esper.leyline import EpisodeSeed, HostLayout, derive_seed, record
+from esper.leyline.files import write_atomic
+from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 
-FIRST_TUNING_SEED = 10_000
-LAST_TUNING_SEED = 19_999
 SEEDS_PER_SETTING = 4
-FORMAT = 1
+TUNED_FORMAT = 1
+OnSetting = Callable[[str, int], None]
 BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
 
 
@@ -60,17 +61,30 @@ def _distinct(*values: int) -> list[Any]:
     return list(dict.fromkeys(max(1, value) for value in values))
 
 
-def candidates(arm: str, grid: Mapping[str, Sequence[Any]], episodes: int) -> list[dict[str, Any]]:
-    """Settings of a grid to share the episodes among: the default, then others drawn by chance, none twice.
+def tunable_arms(asked: Sequence[str]) -> list[str]:
+    """Those among the arms asked for that have parameters to choose; all such arms if none was named.
 
-    Chance beats a regular grid of the same size where only some parameters matter. Each setting gets at least
+    Raises:
+        ValueError: None of them has.
+    """
+    lineup = line_up(asked or TUNABLE, has_policy=False, subject=None, can_widen=False)
+    names = [name for name in lineup.names if name in TUNABLE]
+    if not names:
+        raise ValueError(f"nothing to tune among {', '.join(asked)}; these can be: {', '.join(TUNABLE)}")
+    return names
+
+
+def candidates(arm: str, grid: Mapping[str, Sequence[Any]], episodes: int) -> list[dict[str, Any]]:
+    """Settings of a grid to share the episodes among: the default, then others drawn at random, none twice.
+
+    Random search beats a regular grid of the same size where only some parameters matter. Each setting gets at least
     SEEDS_PER_SETTING run seeds, more where the grid is small, and all episodes are used.
     """
     every = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     most = min(len(every), episodes // SEEDS_PER_SETTING)
     count = max(number for number in range(1, most + 1) if episodes % number == 0)
-    chance = random.Random(derive_seed(0, None, None, None, f"tune:{arm}"))
-    return [every[0], *chance.sample(every[1:], count - 1)]
+    rng = random.Random(derive_seed(0, None, None, None, f"tune:{arm}"))
+    return [every[0], *rng.sample(every[1:], count - 1)]
 
 
 def tune(
@@ -80,7 +94,7 @@ def tune(
     *,
     episodes: int,
     workers: int,
-    tell: Callable[[str, int], None] = lambda line, num_done: None,
+    on_setting: OnSetting = lambda line, num_done: None,
 ) -> dict[str, Any]:
     """Chooses the parameters of every arm with the same number of episodes.
 
@@ -90,7 +104,7 @@ def tune(
         arms: Names of tunable arms.
         episodes: Per arm.
         workers: Processes.
-        tell: Called after every group of episodes with a line, and how many there were.
+        on_setting: Called after every setting with a line about it, and how many episodes it took.
 
     Returns:
         The content of tuned.json.
@@ -106,15 +120,15 @@ def tune(
     with HostRunner(task, data, workers=workers) as runner:
         for arm in arms:
             grid = grids(runner.layout, task.horizon)[arm]
-            found[arm] = _tune_arm(runner, task, arm, candidates(arm, grid, episodes), episodes, tell)
+            found[arm] = _tune_arm(runner, task, arm, candidates(arm, grid, episodes), episodes, on_setting)
     return {
-        "format": FORMAT,
+        "format": TUNED_FORMAT,
         "task": task.name,
         "data_sha256": data.sha256,
         "horizon": task.horizon,
         "budget": task.lifecycle.param_budget,
         "episodes_per_arm": episodes,
-        "first_seed": FIRST_TUNING_SEED,
+        "first_seed": TUNING_RUN_SEEDS.start,
         "metric": f"committed controller-validation {task.metric}",
         "arms": found,
     }
@@ -126,14 +140,14 @@ def _tune_arm(
     arm: str,
     settings: Sequence[Mapping[str, Any]],
     episodes: int,
-    tell: Callable[[str, int], None],
+    on_setting: OnSetting,
 ) -> dict[str, Any]:
     share = episodes // len(settings)
     scores = []
     for params in settings:
         values = _scores(runner, task, arm, params, share)
         scores.append(statistics.fmean(values))
-        tell(f"{arm} {_words(params)}: {scores[-1]:.4g}", share)
+        on_setting(f"{arm} {_words(params)}: {scores[-1]:.4g}", share)
     # The first of equals: the default, if it is among them.
     best = max(range(len(settings)), key=lambda position: scores[position])
     return {
@@ -147,18 +161,16 @@ def _tune_arm(
 
 def _scores(runner: HostRunner, task: TaskSpec, arm: str, params: Mapping[str, Any], count: int) -> list[float]:
     """Committed validation score of one setting on each tuning run seed, side by side; higher is better."""
-    seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=FIRST_TUNING_SEED + n) for n in range(count)]
-    assert seeds[-1].run_seed <= LAST_TUNING_SEED
-    controllers = {
-        seed.env_id: fixed_controller(arm, runner.setting(seed.run_seed), task.horizon, params) for seed in seeds
-    }
-    values = []
-    for run in runner.run(SideBySide(controllers), seeds):
-        last = run.reports[-1]
-        assert last.committed_accuracy_pct is not None
-        assert last.committed_loss is not None
-        values.append(last.committed_accuracy_pct if task.metric == "accuracy" else -last.committed_loss)
-    return values
+    seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=TUNING_RUN_SEEDS[n]) for n in range(count)]
+    controllers = {seed.env_id: runner.controller(arm, seed.run_seed, **params) for seed in seeds}
+    scores = [run.committed_scores for run in runner.run(SideBySide(controllers), seeds)]
+    return [accuracy if task.metric == "accuracy" else -loss for loss, accuracy in scores]
+
+
+def write_tuned(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces a tuned.json by what `tune` returned."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_tuned(path: Path, task: TaskSpec) -> Tuned:
@@ -169,8 +181,8 @@ def read_tuned(path: Path, task: TaskSpec) -> Tuned:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"format {content['format']}, this version of Esper reads {FORMAT}")
+        if content["format"] != TUNED_FORMAT:
+            raise ValueError(f"format {content['format']}, this version of Esper reads {TUNED_FORMAT}")
         settings = {arm: found["chosen"] for arm, found in content["arms"].items()}
     except OSError as error:
         raise ValueError(f"--tuned {path}: {error.strerror}; make it with --tune") from error

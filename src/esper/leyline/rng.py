@@ -7,6 +7,13 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+TRAINING_RUN_SEEDS = range(10_000)
+"""Run seeds that train policies. Ranges are disjoint, so that nothing is judged on what it has seen."""
+TUNING_RUN_SEEDS = range(10_000, 20_000)
+"""Run seeds that tune fixed controllers and calibrate rewards."""
+FIRST_EVALUATION_SEED = 20_000
+"""Run seeds of evaluations start here."""
+
 
 def derive_seed(run_seed: int, env: int | None, episode: int | None, epoch: int | None, purpose: str) -> int:
     """Returns a 63-bit seed for one purpose at one place and time of a run.

@@ -1,14 +1,7 @@
-"""`esper evaluate`: the same hosts under different controllers, paired by run seed, on the test split.
-
-The only code that opens the test split.
-"""
+"""`esper evaluate`: the same hosts under different controllers, paired by run seed, on the test split."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,18 +9,13 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from esper.leyline import EpisodeSeed
+from esper.leyline import ExitCode
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
-    from esper.evidence.manifest import Check, Manifest
-    from esper.evidence.plan import Evaluation, Request
-    from esper.evidence.publish import Published
+    from esper.evidence.plan import EvaluationRequest
+    from esper.evidence.report import Published
     from esper.evidence.results import RunResult
-    from esper.evidence.runs import Arena, Job
-    from esper.runtime.datasets import Split
-
-EXIT_INVALID = 2
 
 
 def evaluate_command(
@@ -76,17 +64,18 @@ def evaluate_command(
 
     Exit code 0 says that the evaluation is complete, whatever came out; 2 that it must not be used as evidence.
     """
-    console = plain_console()
-    if from_ is not None:
-        _show(console, _regenerate(from_, out), from_.parent if out is None else out)
-        return
-    from esper.evidence.plan import Request, prepare
+    from esper.evidence.statistics import require_libraries
 
-    if seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {seeds}")
-    if workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
-    request = Request(
+    require_libraries()
+    if from_ is not None:
+        _regenerate(from_, out)
+        return
+    from esper.evidence.plan import EvaluationRequest
+
+    for flag, value in (("--seeds", seeds), ("--workers", workers)):
+        if value < 1:
+            raise ValueError(f"{flag} must be at least 1, got {value}")
+    request = EvaluationRequest(
         task=task,
         arms=arms,
         num_seeds=seeds,
@@ -100,167 +89,58 @@ def evaluate_command(
         folder=Path("runs") / f"evaluate-{task}" if out is None else out,
     )
     if tune:
-        _tune(console, request, tune_episodes, workers)
+        _tune(request, tune_episodes, workers)
     else:
-        _show(console, _evaluate(console, prepare(request), workers), request.folder)
+        _evaluate(request, workers)
 
 
-# ---- running
+def _evaluate(request: EvaluationRequest, workers: int) -> None:
+    from esper.evidence.evaluation import run_evaluation
+    from esper.evidence.plan import prepare
+
+    evaluation, console = prepare(request), plain_console()
+    with _progress(console) as progress:
+        bar = progress.add_task("", total=None)
+
+        def show(name: str, total: int, result: RunResult | None) -> None:
+            progress.update(bar, description=name, total=total, advance=result is not None)
+            if result is not None and not console.is_terminal:
+                console.print(_line(result), highlight=False)
+
+        published = run_evaluation(evaluation, workers=workers, on_run=show)
+    _show(console, published, request.folder)
 
 
-def _evaluate(console: Console, evaluation: Evaluation, workers: int) -> Published:
-    from esper.evidence.manifest import write_manifest
-    from esper.evidence.plan import ended, jobs
-    from esper.evidence.publish import publish
-    from esper.evidence.runs import Arena
-
-    manifest = evaluation.manifest
-    arena = Arena(
-        evaluation.task,
-        evaluation.data,
-        evaluation.store,
-        setup=manifest.setup,
-        subject=manifest.subject,
-        policies=evaluation.policies,
-        settings=manifest.settings,
-        workers=workers,
-    )
-    with arena:
-        arena.check(evaluation.lineup.arms)
-        evaluation.folder.mkdir(parents=True, exist_ok=True)
-        write_manifest(evaluation.folder, manifest)
-        missing = list(jobs(evaluation, 2 * workers))
-        if missing or (_needs_controls(manifest) and not manifest.controls):
-            manifest = _run(console, evaluation, arena, missing)
-    write_manifest(evaluation.folder, ended(manifest))
-    return publish(evaluation.folder, evaluation.folder)
-
-
-def _run(console: Console, evaluation: Evaluation, arena: Arena, missing: Sequence[Job]) -> Manifest:
-    """Opens the test split and plays what is missing."""
-    from esper.evidence.manifest import note_test_access, write_manifest
-    from esper.evidence.plan import opened
-
-    digests = {policy_id: policy.digest() for policy_id, policy in evaluation.policies.items()}
-    facts = {
-        "task": evaluation.task.name,
-        "test_sha256": evaluation.data.test_sha256,
-        "code": evaluation.manifest.code,
-        "setup": evaluation.manifest.setup,
-        "policies": digests,
-        "run_seeds": [evaluation.manifest.run_seeds[0], evaluation.manifest.run_seeds[-1]],
-    }
-    manifest = opened(evaluation.manifest, note_test_access(facts))
-    test = evaluation.data.open_test()
-    write_manifest(evaluation.folder, manifest)
-    try:
-        with _progress(console) as progress:
-            bar = progress.add_task("", total=sum(len(job.seeds) for job in missing))
-            for job in missing:
-                progress.update(bar, description=job.arm.name)
-                for done in arena.play(job, test):
-                    evaluation.store.add(done.result, done.topology, done.curve)
-                    progress.advance(bar)
-                    if not console.is_terminal:
-                        console.print(_line(done.result), highlight=False)
-            progress.update(bar, description="controls")
-            controls = tuple(_controls(evaluation, arena, test, digests))
-    except KeyboardInterrupt:
-        count = len(evaluation.store.results)
-        sys.stderr.write(f"esper: {count} finished runs are in {evaluation.folder}; the same command goes on there\n")
-        raise
-    return replace(manifest, controls=controls)
-
-
-def _needs_controls(manifest: Manifest) -> bool:
-    """True where there are enough runs for a claim."""
-    from esper.evidence.claims import MIN_SEEDS
-
-    return len(manifest.run_seeds) >= MIN_SEEDS
-
-
-def _controls(evaluation: Evaluation, arena: Arena, test: Split, digests: Mapping[str, str]) -> list[Check]:
-    """What must hold in every evaluation that is to prove something."""
-    from esper.evidence.arms import ARMS, BASELINE
-    from esper.evidence.controls import same_again, still_frozen
-    from esper.evidence.runs import Job
-    from esper.evidence.summary import policy_ids
-
-    if not _needs_controls(evaluation.manifest):
-        return []
-    name = evaluation.lineup.subject if evaluation.lineup.subject in evaluation.lineup.names else BASELINE
-    policy_id = policy_ids(evaluation.manifest, name)[0]
-    seed = EpisodeSeed(env_id=0, episode=0, run_seed=evaluation.manifest.run_seeds[0])
-    (again,) = arena.play(Job(arm=ARMS[name], policy_id=policy_id, seeds=(seed,)), test)
-    checks = [same_again(evaluation.store.results[name, policy_id, seed.run_seed], again.result)]
-    if evaluation.policies:
-        checks += [still_frozen(digests, evaluation.policies), *world_controls()]
-    return checks
-
-
-def world_controls() -> list[Check]:
-    """Trains the agent in the two worlds. Takes a minute or two."""
-    from esper.evidence.controls import CONTROL_WORLDS
-    from esper.evidence.manifest import Check
-    from esper.evidence.sandbox_training import run_sandbox
-    from esper.evidence.sandboxes import SANDBOXES
-
-    checks = []
-    for name, world in CONTROL_WORLDS.items():
-        (sandbox,) = (sandbox for sandbox in SANDBOXES if sandbox.name == world)
-        result = run_sandbox(sandbox, run_seed=0)
-        sign = ">=" if sandbox.higher_is_better else "<="
-        checks.append(
-            Check(
-                name=name,
-                passed=result.passed,
-                found=f"{sandbox.measured} {'not measured' if result.reached is None else f'{result.reached:.3f}'}",
-                limit=f"{sign} {sandbox.limit(result.optimum):.3f}",
-            )
-        )
-    return checks
-
-
-# ---- other ways to use the command
-
-
-def _regenerate(results: Path, out: Path | None) -> Published:
-    from esper.evidence.publish import publish
+def _regenerate(results: Path, out: Path | None) -> None:
+    from esper.evidence.report import publish
 
     if not results.is_file():
         raise ValueError(f"--from wants a results.csv, got {results}")
-    return publish(results.parent, results.parent if out is None else out)
+    folder = results.parent if out is None else out
+    _show(plain_console(), publish(results.parent, folder), folder)
 
 
-def _tune(console: Console, request: Request, episodes: int, workers: int) -> None:
-    from esper.evidence.arms import TUNABLE, line_up
-    from esper.evidence.host_runs import with_overrides
-    from esper.evidence.tuning import tune, tuned_table
-    from esper.runtime.tasks import get_task_spec, load_task_data
+def _tune(request: EvaluationRequest, episodes: int, workers: int) -> None:
+    from esper.evidence.host_runs import task_with
+    from esper.evidence.tuning import tunable_arms, tune, tuned_table, write_tuned
+    from esper.runtime.tasks import load_task_data
 
-    spec = with_overrides(get_task_spec(request.task), epochs=request.epochs, budget=request.budget)
-    lineup = line_up(request.arms or TUNABLE, has_policy=False, subject=None, can_widen=False)
-    names = [name for name in lineup.names if name in TUNABLE]
-    if not names:
-        raise ValueError(f"nothing to tune among {', '.join(request.arms)}; these can be: {', '.join(TUNABLE)}")
-    data = load_task_data(spec, request.data_dir)
+    task, console = task_with(request.task, epochs=request.epochs, budget=request.budget), plain_console()
+    names = tunable_arms(request.arms)
+    data = load_task_data(task, request.data_dir)
     with _progress(console) as progress:
         bar = progress.add_task("tuning", total=len(names) * episodes)
 
-        def tell(line: str, num_done: int) -> None:
+        def show(line: str, num_done: int) -> None:
             progress.update(bar, advance=num_done, description=line.split(" ", 1)[0])
             if not console.is_terminal:
                 console.print(line, highlight=False)
 
-        chosen = tune(spec, data, names, episodes=episodes, workers=workers, tell=tell)
-    request.folder.mkdir(parents=True, exist_ok=True)
+        chosen = tune(task, data, names, episodes=episodes, workers=workers, on_setting=show)
     path = request.folder / "tuned.json"
-    path.write_text(json.dumps(chosen, indent=1) + "\n", encoding="utf-8")
+    write_tuned(path, chosen)
     console.print(tuned_table(chosen))
     console.print(f"Saved; use it with --tuned {path}. The test split was not opened.", soft_wrap=True)
-
-
-# ---- what is shown
 
 
 def _progress(console: Console) -> Progress:
@@ -282,7 +162,8 @@ def _line(result: RunResult) -> str:
 
 
 def _show(console: Console, published: Published, folder: Path) -> None:
-    from esper.evidence.report import is_invalid, terminal_table, verdict_line
+    from esper.evidence.claims import ClaimOutcome
+    from esper.evidence.report import terminal_table, verdict_line
 
     console.print(terminal_table(published.manifest, published.summary))
     for verdict in published.verdicts:
@@ -293,5 +174,5 @@ def _show(console: Console, published: Published, folder: Path) -> None:
     files = "results.csv (one row per run), report.md, summary.json"
     figures = ", figures" if published.drawn else "; no figures: pip install 'esper-growth[plots]'"
     console.print(f"Saved in {folder}: {files}{figures}", soft_wrap=True)
-    if is_invalid(published.verdicts):
-        raise SystemExit(EXIT_INVALID)
+    if any(verdict.outcome is ClaimOutcome.INVALID for verdict in published.verdicts):
+        raise SystemExit(int(ExitCode.USAGE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from esper.evidence.host_runs import HostRun, OnEpoch
     from esper.runtime.tasks import TaskSpec
 
-MAX_ROLLBACKS = 3
 HISTORY = (
     "epoch",
     "train_loss",
@@ -70,17 +69,18 @@ def grow_command(
     Accuracies are on the validation split; `esper evaluate` opens the test split.
     """
     from esper.evidence.growth_plot import plot_growth
-    from esper.evidence.host_runs import HostRunner, with_overrides
+    from esper.evidence.host_runs import HostRunner, task_with
     from esper.kasmina import export_model, save_model
-    from esper.runtime.tasks import get_task_spec, load_task_data
+    from esper.runtime.tasks import load_task_data
 
-    spec = with_overrides(get_task_spec(task), epochs=epochs, budget=budget)
+    spec = task_with(task, epochs=epochs, budget=budget)
     folder = Path("runs") / f"grow-{spec.name}" if out is None else out
     data = load_task_data(spec, data_dir)
     seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=seed)]
     console = plain_console()
     with HostRunner(spec, data) as runner:
-        deciding = runner.controller(controller, blueprint)
+        params: dict[str, Any] = {"blueprint": blueprint} if controller == "schedule" else {}
+        deciding = runner.controller(controller, **params)
         folder.mkdir(parents=True, exist_ok=True)
         console.print(Text.assemble((spec.name, "bold"), f": {spec.description}"), soft_wrap=True)
         console.print(
@@ -119,8 +119,9 @@ def _progress(console: Console) -> Progress:
 
 
 def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) -> OnEpoch:
-    bar = progress.add_task(label, total=spec.horizon, facts="")
+    from esper.evidence import limits
 
+    bar = progress.add_task(label, total=spec.horizon, facts="")
     rollbacks: list[int] = []
 
     def report(state: ActionExecutionResult) -> None:
@@ -133,10 +134,11 @@ def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) 
         if now.rollback_reason is not None:
             console.print(f"  epoch {now.epochs_done:3}  rolled back: {now.rollback_reason.value}", style="yellow")
             rollbacks.append(now.epochs_done)
-            if len(rollbacks) > MAX_ROLLBACKS:
+            if len(rollbacks) > limits.MAX_ROLLBACKS:
                 raise ValueError(
-                    f"{spec.name}: the host diverged again and again (epochs {rollbacks}); at most {MAX_ROLLBACKS} "
-                    "rollbacks are allowed. Lower the learning rate of the task, or plant something smaller"
+                    f"{spec.name}: the host diverged again and again (epochs {rollbacks}); at most "
+                    f"{limits.MAX_ROLLBACKS} rollbacks are allowed. Lower the learning rate of the task, or plant "
+                    "something smaller"
                 )
         if not console.is_terminal and now.epochs_done % max(1, spec.horizon // 8) == 0:
             console.print(f"{label}: epoch {now.epochs_done}/{spec.horizon}  {facts}", highlight=False)
@@ -145,14 +147,14 @@ def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) 
 
 
 def _story(event: TelemetryEvent) -> str:
-    told = event.data
-    if isinstance(told, SeedGerminated):
-        return f"{told.slot_id}  planted {told.blueprint} ({told.params:,} parameters, {told.blend})"
-    if isinstance(told, SeedEnded):
+    data = event.data
+    if isinstance(data, SeedGerminated):
+        return f"{data.slot_id}  planted {data.blueprint} ({data.params:,} parameters, {data.blend})"
+    if isinstance(data, SeedEnded):
         kept = event.type is TelemetryEventType.SEED_FOSSILIZED
-        worth = "" if told.contribution_pp is None else f", worth {told.contribution_pp:+.1f} points"
-        return f"{told.slot_id}  {'kept' if kept else 'removed'} {told.blueprint}{worth}"
-    assert isinstance(told, SeedStageChanged)
+        worth = "" if data.contribution_pp is None else f", worth {data.contribution_pp:+.1f} points"
+        return f"{data.slot_id}  {'kept' if kept else 'removed'} {data.blueprint}{worth}"
+    assert isinstance(data, SeedStageChanged)
     words = {
         SeedStage.TRAINING: "trains behind the host",
         SeedStage.BLENDING: "starts to blend in",
@@ -160,36 +162,22 @@ def _story(event: TelemetryEvent) -> str:
         SeedStage.EMBARGOED: "rests",
         SeedStage.DORMANT: "is free again",
     }
-    return f"{told.slot_id}  {words[SeedStage[told.to_stage]]}"
+    return f"{data.slot_id}  {words[SeedStage[data.to_stage]]}"
 
 
 def _seed_table(run: HostRun) -> Table:
     table = Table(title="What grew", title_justify="left")
     for name in ("slot", "seed", "parameters", "planted", "kept", "worth at the end"):
         table.add_column(name, justify="left" if name in ("slot", "seed") else "right")
-    born, kept = (
-        _epochs_of(run, TelemetryEventType.SEED_GERMINATED),
-        _epochs_of(run, TelemetryEventType.SEED_FOSSILIZED),
-    )
+    grown = {seed.slot: seed for seed in run.grown_seeds}
     for slot in run.reports[-1].slots:
         if slot.seed_id is None or slot.blueprint is None:
             continue
         worth = "not measured" if slot.contribution_pp is None else f"{slot.contribution_pp:+.1f} points"
-        kept_at = f"epoch {kept[slot.slot_id] + 1}" if slot.slot_id in kept else "not kept"
-        table.add_row(
-            slot.slot_id, slot.blueprint, f"{slot.params:,}", f"epoch {born[slot.slot_id] + 1}", kept_at, worth
-        )
+        seed = grown[slot.slot_id]
+        kept_at = "not kept" if seed.kept is None else f"epoch {seed.kept}"
+        table.add_row(slot.slot_id, slot.blueprint, f"{slot.params:,}", f"epoch {seed.planted}", kept_at, worth)
     return table
-
-
-def _epochs_of(run: HostRun, kind: TelemetryEventType) -> dict[str, int]:
-    """Slot -> epoch of the last event of this kind."""
-    found = {}
-    for event in run.events:
-        if event.type is kind and isinstance(event.data, SeedGerminated | SeedEnded):
-            assert event.epoch is not None
-            found[event.data.slot_id] = event.epoch
-    return found
 
 
 def _result_table(spec: TaskSpec, alone: HostRun, grown: HostRun) -> Table:
@@ -198,16 +186,12 @@ def _result_table(spec: TaskSpec, alone: HostRun, grown: HostRun) -> Table:
         table.add_column(name, justify="left" if name == "network" else "right")
     rows = []
     for name, run in (("left alone", alone), ("grown", grown)):
-        last = run.reports[-1]
-        assert last.committed_accuracy_pct is not None
-        assert last.committed_loss is not None
-        rows.append((last.committed_accuracy_pct, last.committed_loss, last.committed_params))
-        table.add_row(name, f"{rows[-1][0]:.1f} %", f"{rows[-1][1]:.3f}", f"{rows[-1][2]:,}")
-    before, after = rows
+        loss, accuracy = run.committed_scores
+        rows.append((accuracy, loss, run.reports[-1].committed_params))
+        table.add_row(name, f"{accuracy:.1f} %", f"{loss:.3f}", f"{rows[-1][2]:,}")
+    accuracy, loss, params = (after - before for before, after in zip(*rows, strict=True))
     table.add_section()
-    table.add_row(
-        "difference", f"{after[0] - before[0]:+.1f}", f"{after[1] - before[1]:+.3f}", f"{after[2] - before[2]:+,}"
-    )
+    table.add_row("difference", f"{accuracy:+.1f}", f"{loss:+.3f}", f"{params:+,}")
     return table
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.leyline import record
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -20,15 +19,8 @@ if TYPE_CHECKING:
 
 # Wide enough for any path: a pipe has no edge to wrap at.
 PIPE_WIDTH = 10_000
-
-
-@record
-class TaskRow:
-    """One line of the listing."""
-
-    spec: TaskSpec
-    host_params: int
-    status: DataStatus
+TaskRow: TypeAlias = "tuple[TaskSpec, int, DataStatus]"
+"""A task, the parameters of its host, and where its data is."""
 
 
 def tasks_command(
@@ -44,12 +36,9 @@ def tasks_command(
     from esper.runtime.datasets import find_data
     from esper.runtime.tasks import TASKS, count_host_params
 
-    rows = [
-        TaskRow(spec=spec, host_params=count_host_params(spec), status=find_data(spec.data, data_dir))
-        for spec in TASKS.values()
-    ]
+    rows = [(spec, count_host_params(spec), find_data(spec.data, data_dir)) for spec in TASKS.values()]
     if as_json:
-        print(json.dumps([_facts(row) for row in rows], indent=2))  # noqa: T201
+        print(json.dumps([_facts(*row) for row in rows], indent=2))  # noqa: T201
         return
     console = plain_console()
     if not console.is_terminal:
@@ -58,13 +47,12 @@ def tasks_command(
     _print_places(console, rows)
 
 
-def _facts(row: TaskRow) -> dict[str, object]:
-    spec, status = row.spec, row.status
+def _facts(spec: TaskSpec, host_params: int, status: DataStatus) -> dict[str, object]:
     return {
         "task": spec.name,
         "description": spec.description,
         "host": spec.host.kind,
-        "host_params": row.host_params,
+        "host_params": host_params,
         "slots": list(spec.slots),
         "blueprints": list(spec.blueprint_keys),
         "num_classes": spec.num_classes,
@@ -90,16 +78,15 @@ def _table(rows: list[TaskRow]) -> Table:
     table.add_column("epochs", justify="right", no_wrap=True)
     table.add_column("batch", justify="right", no_wrap=True)
     table.add_column("data", min_width=7)
-    for row in rows:
-        spec = row.spec
+    for spec, host_params, status in rows:
         table.add_row(
             spec.name,
-            f"{spec.host.kind} {row.host_params:,}",
+            f"{spec.host.kind} {host_params:,}",
             " ".join(spec.slots),
             f"{spec.metric}, {spec.num_classes}",
             str(spec.horizon),
             str(spec.batch_size),
-            f"{spec.data} {'found' if row.status.found else 'MISSING'}",
+            f"{spec.data} {'found' if status.found else 'MISSING'}",
         )
     return table
 
@@ -107,6 +94,6 @@ def _table(rows: list[TaskRow]) -> Table:
 def _print_places(console: Console, rows: list[TaskRow]) -> None:
     from esper.runtime.datasets import not_found_message
 
-    for status in {row.status.source: row.status for row in rows}.values():
+    for status in {status.source: status for _, _, status in rows}.values():
         found = f"found at {status.place}" if status.found else not_found_message(status)
         console.print(Text(f"{status.source}: {found}", style="" if status.found else "yellow"))

@@ -17,6 +17,7 @@ import msgspec
 from esper import __version__
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, EpochReport, PolicyProtocol
 from esper.leyline.files import write_atomic
+from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards import Calibration, RewardConfig, RewardWeights, calibrate, uncalibrated
@@ -25,9 +26,6 @@ from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import make_controller
-
-FIRST_RUN_SEED = 10_000
-"""Run seeds from here on tune and calibrate; policies train below."""
 
 
 def reward_config(task: TaskSpec, gamma: float, weights: RewardWeights, scale: Calibration | None) -> RewardConfig:
@@ -74,8 +72,8 @@ def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, f
 def measure_scale(pool: EnvPool, task: TaskSpec, runs: int) -> Calibration:
     """Plays hosts left alone and hosts that grow whenever they can, and takes their points."""
     config = reward_config(task, 1.0, RewardWeights(), None)
-    setting = Setting(layout=pool.layout, lifecycle=pool.lifecycle, run_seed=FIRST_RUN_SEED)
-    seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=FIRST_RUN_SEED + n) for n in range(runs)]
+    setting = Setting(layout=pool.layout, lifecycle=pool.lifecycle, run_seed=TUNING_RUN_SEEDS.start)
+    seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=TUNING_RUN_SEEDS[n]) for n in range(runs)]
     waiting = _play(pool, make_controller("wait_only", setting), seeds, task.horizon)
     curves = [[_points(report, config) for report in reports] for reports in waiting]
     eager = make_controller("periodic", setting, every_epochs=1, blend="linear_fast")

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from esper.leyline.rng import TRAINING_RUN_SEEDS
 from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, Hyperparameters, PPOConfig, Range, option
 from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
@@ -43,7 +44,7 @@ FREE_ON_RESUME: tuple[str, ...] = (
 """Fields that may change when a run goes on: none of them changes what is learned in a round."""
 
 
-SEED = Range(text="in 0..9999 (later ones tune and evaluate)", low=0, high=9_999, whole=True)
+SEED = Range(text="in 0..9999 (later ones tune and evaluate)", low=0, high=TRAINING_RUN_SEEDS[-1], whole=True)
 EPOCHS = Range(text="in 0..100000", low=0, high=100_000, whole=True)
 CALIBRATION_RUNS = Range(text="0 (none) or at least 5", low=0, whole=True)
 

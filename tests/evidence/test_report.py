@@ -5,18 +5,19 @@ import json
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from esper.evidence.claims import Outcome
-from esper.evidence.figures import FIGURES
-from esper.evidence.publish import publish
-from esper.evidence.results import RESULTS, ResultStore, Topology, read_results
+from esper.evidence.claims import ClaimOutcome
+from esper.evidence.figures import PICTURES
+from esper.evidence.report import publish
+from esper.evidence.results import CURVE_COLUMNS, RESULTS, ResultStore, Topology, read_results
 from tests.evidence.made_up import manifest, row, rows, write
 
 ARMS = ["wait_only", "schedule", "static_final", "static_wide"]
 MEANS = {"wait_only": 40.0, "schedule": 84.0, "static_final": 84.0, "static_wide": 42.0}
-DERIVED = ("summary.json", "report.md", "frontier.csv", "paired.csv", "mean_curves.csv", "growth.csv", *FIGURES)
-FOUND = manifest(ARMS, subject="schedule", gates=(), policies=())
+DERIVED = ("summary.json", "report.md", "frontier.csv", "paired.csv", "mean_curves.csv", "growth.csv", *PICTURES)
+FOUND = manifest(ARMS, subject="schedule", learning_checks=(), policies=())
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -65,7 +66,7 @@ def test_the_report_names_all_that_a_reader_must_know(evaluated: Path, tmp_path:
 def test_a_lost_row_is_told_and_invalid(evaluated: Path, tmp_path: Path) -> None:
     write(tmp_path, FOUND, rows(FOUND, MEANS)[1:])
     published = publish(tmp_path, tmp_path)
-    assert published.verdicts[0].outcome is Outcome.INVALID
+    assert published.verdicts[0].outcome is ClaimOutcome.INVALID
     assert "1 runs are missing" in (tmp_path / "report.md").read_text()
     assert not published.summary.against_baseline, "no arm is compared with an incomplete one"
 
@@ -76,8 +77,8 @@ def test_a_failed_run_stays_in_its_pair_and_is_named(tmp_path: Path) -> None:
     write(tmp_path, FOUND, made)
     published = publish(tmp_path, tmp_path)
     (pair,) = [pair for pair in published.summary.against_baseline if pair.first == "schedule"]
-    assert pair.comparison.num_pairs == 20
-    assert pair.comparison.losses == 1
+    assert pair.difference.num_pairs == 20
+    assert pair.difference.losses == 1
     assert f"schedule, run seed {made[25].run_seed}: failed: it broke." in (tmp_path / "report.md").read_text()
 
 
@@ -90,7 +91,7 @@ def test_figures_are_also_numbers(evaluated: Path, tmp_path: Path) -> None:
         assert len(list(csv.DictReader(file))) == len(ARMS) * FOUND.horizon
     with (tmp_path / "growth.csv").open() as file:
         assert {line["blueprint"] for line in csv.DictReader(file)} == {"cnn.conv"}
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in FIGURES)
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in PICTURES)
 
 
 def test_without_the_plot_library_all_else_is_written(
@@ -100,7 +101,7 @@ def test_without_the_plot_library_all_else_is_written(
     published = publish(evaluated, tmp_path)
     assert not published.drawn
     assert "pip install 'esper-growth[plots]'" in (tmp_path / "report.md").read_text()
-    assert not (tmp_path / FIGURES[0]).exists()
+    assert not (tmp_path / PICTURES[0]).exists()
 
 
 def test_rows_of_two_setups_are_refused(tmp_path: Path) -> None:
@@ -119,8 +120,8 @@ def test_a_line_that_was_cut_off_never_counted(tmp_path: Path) -> None:
     assert set(store.results) == {result.key for result in made[:-1]}
     last = made[-1]
     bare = Topology(arm=last.arm, policy_id="", run_seed=last.run_seed, host={}, kept=(), lives=())
-    store.add(last, bare, [])
-    assert read_results(tmp_path / RESULTS) == made
+    store.add(last, bare, pd.DataFrame(columns=list(CURVE_COLUMNS)))
+    assert list(ResultStore(tmp_path).results.values()) == made
 
 
 def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Learning gates read a log, pass on a sound one and name what is wrong with any other."""
+"""Learning checks read a log, pass on a sound one and name what is wrong with any other."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.evidence.gates import check_training
+from esper.evidence.learning_checks import check_training
 from esper.leyline import HEAD_NAMES, CriticFit, EpisodeCompleted, PPOUpdateCompleted, TelemetryEventType
 from tests.karn.logs import RUN_ID, LogWriter, ended, episode_completed, head_update, ppo_update, started
 
@@ -63,7 +63,7 @@ def failed(story: Story, folder: Path) -> list[str]:
     return [check.name for check in check_training(folder) if check.passed is not True]
 
 
-def test_a_sound_log_passes_every_gate(tmp_path: Path) -> None:
+def test_a_sound_log_passes_every_check(tmp_path: Path) -> None:
     assert failed(Story(), tmp_path) == []
 
 
@@ -131,7 +131,7 @@ def _no_end(story: Story) -> None:
         (_no_end, ["event log"]),
     ],
 )
-def test_one_thing_wrong_fails_one_gate(breaks: Callable[[Story], None], names: list[str], tmp_path: Path) -> None:
+def test_one_thing_wrong_fails_one_check(breaks: Callable[[Story], None], names: list[str], tmp_path: Path) -> None:
     story = Story()
     breaks(story)
     assert failed(story, tmp_path) == names

@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from esper.evidence.results import KeptSeed
 from esper.kasmina import HostSpec, MorphogeneticModel, build_host
 from esper.kasmina.layers import generator_for
 from esper.leyline import Cause, EpisodeSeed, SeedStage, derive_seed, record
@@ -23,7 +22,16 @@ from esper.tolaria.runtime import EnvSeat
 
 
 @record
-class Start:
+class KeptSeed:
+    """A seed of a committed network."""
+
+    slot: str
+    blueprint: str
+    blend: str
+
+
+@record
+class StaticNetwork:
     """The network that a run starts with."""
 
     host: HostSpec
@@ -32,24 +40,24 @@ class Start:
 
 
 @record
-class StartedWorkerSpec:
+class StaticWorkerSpec:
     """A worker whose envs start with networks of their own, by run seed."""
 
     worker: WorkerSpec
-    starts: Mapping[int, Start]
+    networks: Mapping[int, StaticNetwork]
 
 
-def build_started_worker(spec: StartedWorkerSpec, beat: Beat) -> VectorizedEngine[ParallelEnvState]:
+def build_static_worker(spec: StaticWorkerSpec, beat: Beat) -> VectorizedEngine[ParallelEnvState]:
     """Builds the engine of a worker, in whatever process this is called."""
-    return build_worker(spec.worker, beat, create=partial(_create_started, spec.starts))
+    return build_worker(spec.worker, beat, create=partial(_create_env, spec.networks))
 
 
-def _create_started(
-    starts: Mapping[int, Start], recipe: EnvRecipe, seed: EpisodeSeed, seat: EnvSeat
+def _create_env(
+    networks: Mapping[int, StaticNetwork], recipe: EnvRecipe, seed: EpisodeSeed, seat: EnvSeat
 ) -> ParallelEnvState:
-    start = starts[seed.run_seed]
-    env = create_env_state(_recipe(recipe, start.host), seed, seat)
-    for kept in start.kept:
+    network = networks[seed.run_seed]
+    env = create_env_state(_recipe(recipe, network.host), seed, seat)
+    for kept in network.kept:
         _plant_for_good(env.model, kept, seed)
         env.note_move(env.model.slot(kept.slot).transition(SeedStage.FOSSILIZED, Cause.AUTO))
     env.zero_accumulators()  # there are more coalitions to measure now

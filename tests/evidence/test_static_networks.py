@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from esper.evidence.host_runs import HostRunner
-from esper.evidence.results import KeptSeed
-from esper.evidence.starts import Start, can_widen, widened
+from esper.evidence.static_networks import KeptSeed, StaticNetwork, can_widen, widened
 from esper.leyline import EpisodeSeed
 from esper.runtime.tasks import TASKS, count_host_params, get_task_spec, load_task_data, override
 
@@ -20,8 +19,8 @@ def test_a_network_of_kept_seeds_trains_from_the_first_epoch() -> None:
         KeptSeed(slot="r0c0", blueprint="cnn.conv", blend="linear"),
         KeptSeed(slot="r0c1", blueprint="cnn.depthwise", blend="gated"),
     )
-    starts = {20_000: Start(host=task.host, kept=kept), 20_001: Start(host=task.host, kept=())}
-    with HostRunner(task, data, starts=starts) as runner:
+    networks = {20_000: StaticNetwork(host=task.host, kept=kept), 20_001: StaticNetwork(host=task.host, kept=())}
+    with HostRunner(task, data, networks=networks) as runner:
         grown, bare = runner.run(runner.controller("wait_only"), SEEDS)
     with HostRunner(task, data) as runner:
         _, alone = runner.run(runner.controller("wait_only"), SEEDS)
@@ -42,8 +41,8 @@ def test_a_network_of_kept_seeds_trains_from_the_first_epoch() -> None:
 def test_every_run_seed_may_have_a_host_of_its_own() -> None:
     task = override(get_task_spec("digits_blind"), horizon=2, param_budget=200)
     wide = widened(task, 700)
-    starts = {20_000: Start(host=wide, kept=()), 20_001: Start(host=task.host, kept=())}
-    with HostRunner(task, load_task_data(task), starts=starts) as runner:
+    networks = {20_000: StaticNetwork(host=wide, kept=()), 20_001: StaticNetwork(host=task.host, kept=())}
+    with HostRunner(task, load_task_data(task), networks=networks) as runner:
         runs = runner.run(runner.controller("wait_only"), SEEDS)
     assert [run.reports[-1].committed_params for run in runs] == [
         count_host_params(replace(task, host=wide, lifecycle=replace(task.lifecycle, param_budget=None))),

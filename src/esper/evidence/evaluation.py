@@ -1,0 +1,116 @@
+"""Runs a prepared evaluation. The only code that opens the test split."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from esper.evidence import limits
+from esper.evidence.arms import ARMS, BASELINE
+from esper.evidence.controls import same_again, still_frozen, world_controls
+from esper.evidence.manifest import CheckResult, EvaluationManifest, note_test_access, now
+from esper.evidence.policies import agent_digest
+from esper.evidence.report import Published, publish
+from esper.evidence.results import RunResult
+from esper.evidence.runs import Arena, Evaluation, Job
+from esper.evidence.summary import policy_ids
+from esper.leyline import EpisodeSeed
+from esper.runtime.datasets import Split
+
+OnRun = Callable[[str, int, RunResult | None], None]
+"""Called with what is played now, how many runs there are to play, and a run when it has ended."""
+
+
+def run_evaluation(
+    evaluation: Evaluation,
+    *,
+    workers: int,
+    on_run: OnRun = lambda name, total, result: None,
+) -> Published:
+    """Plays what is missing, and makes report and figures of all there is.
+
+    Args:
+        evaluation: As prepared; its folder may hold results of earlier sessions.
+        workers: Processes.
+        on_run: For progress.
+    """
+    manifest, folder = evaluation.manifest, evaluation.store.folder
+    with Arena(evaluation, workers=workers) as arena:
+        arena.check(evaluation.lineup.arms)
+        folder.mkdir(parents=True, exist_ok=True)
+        manifest.save(folder)
+        missing = list(missing_jobs(evaluation, 2 * workers))
+        if missing or (_needs_controls(manifest) and not manifest.controls):
+            manifest = _run(evaluation, arena, missing, on_run)
+    _with_session(manifest, ended=now()).save(folder)
+    return publish(folder, folder)
+
+
+def missing_jobs(evaluation: Evaluation, size: int) -> Iterator[Job]:
+    """What is still to be run, arm by arm, in groups of at most `size` that run side by side."""
+    for arm in evaluation.lineup.arms:
+        for policy_id in policy_ids(evaluation.manifest, arm.name):
+            # A run seed keeps its env id, so that its host is the same in every arm.
+            missing = [
+                EpisodeSeed(env_id=number, episode=0, run_seed=run_seed)
+                for number, run_seed in enumerate(evaluation.manifest.run_seeds)
+                if (arm.name, policy_id, run_seed) not in evaluation.store.results
+            ]
+            for start in range(0, len(missing), size):
+                yield Job(arm=arm, policy_id=policy_id, seeds=tuple(missing[start : start + size]))
+
+
+def _run(evaluation: Evaluation, arena: Arena, missing: Sequence[Job], on_run: OnRun) -> EvaluationManifest:
+    """Opens the test split and plays what is missing."""
+    store, manifest = evaluation.store, evaluation.manifest
+    digests = {policy_id: agent_digest(policy.agent) for policy_id, policy in evaluation.policies.items()}
+    facts = {
+        "task": evaluation.task.name,
+        "test_sha256": evaluation.data.test_sha256,
+        "code": manifest.code,
+        "setup": manifest.setup,
+        "policies": digests,
+        "run_seeds": [manifest.run_seeds[0], manifest.run_seeds[-1]],
+    }
+    manifest = replace(_with_session(manifest, opened_test=True), test_openings=note_test_access(facts))
+    test = evaluation.data.open_test()
+    manifest.save(store.folder)
+    total = sum(len(job.seeds) for job in missing)
+    try:
+        for job in missing:
+            on_run(job.arm.name, total, None)
+            for done in arena.play(job, test):
+                store.add(done.result, done.topology, done.curve)
+                on_run(job.arm.name, total, done.result)
+        if not _needs_controls(manifest):
+            return replace(manifest, controls=())
+        on_run("controls", total, None)
+        checks = [_repeat_one(evaluation, arena, test)]
+        if evaluation.policies:
+            checks += [still_frozen(digests, evaluation.policies), *world_controls()]
+        return replace(manifest, controls=tuple(checks))
+    except KeyboardInterrupt:
+        count = len(store.results)
+        sys.stderr.write(f"esper: {count} finished runs are in {store.folder}; the same command goes on there\n")
+        raise
+
+
+def _needs_controls(manifest: EvaluationManifest) -> bool:
+    """True where there are enough runs for a claim."""
+    return len(manifest.run_seeds) >= limits.MIN_SEEDS
+
+
+def _repeat_one(evaluation: Evaluation, arena: Arena, test: Split) -> CheckResult:
+    """Plays the subject's first run once more."""
+    name = evaluation.lineup.subject if evaluation.lineup.subject in evaluation.lineup.names else BASELINE
+    policy_id = policy_ids(evaluation.manifest, name)[0]
+    seed = EpisodeSeed(env_id=0, episode=0, run_seed=evaluation.manifest.run_seeds[0])
+    (again,) = arena.play(Job(arm=ARMS[name], policy_id=policy_id, seeds=(seed,)), test)
+    return same_again(evaluation.store.results[name, policy_id, seed.run_seed], again.result)
+
+
+def _with_session(manifest: EvaluationManifest, **changes: object) -> EvaluationManifest:
+    """The manifest with other facts about the session that runs now."""
+    *before, last = manifest.sessions
+    return replace(manifest, sessions=(*before, replace(last, **changes)))  # type: ignore[arg-type]

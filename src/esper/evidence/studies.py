@@ -1,0 +1,76 @@
+"""Studies: what is claimed about, and on how much, fixed before any result exists; and the policies they judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.simic.run.session import RunStart
+    from esper.simic.training.config import TrainingConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is claimed about, and on how much."""
+
+    description: str
+    preset: str
+    """Recipe of the policies; it names the task."""
+    policies: int = 5
+    """Policies that are trained independently, with run seeds 0, 1, ..."""
+    seeds: int = 20
+    """Paired run seeds of the evaluation."""
+    tune_episodes: int = 64
+    """Episodes that each tunable arm gets; 0: nothing is tuned."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the recipe that differ."""
+
+
+STUDIES: dict[str, Study] = {
+    "demo": Study(
+        description="one short training and five pairs: shows the way, proves nothing",
+        preset="demo",
+        policies=1,
+        seeds=5,
+        tune_episodes=0,
+    ),
+    "digits_blind": Study(description="growth is needed: where and what both matter", preset="digits_blind"),
+    "digits_saturated": Study(
+        description="growth is not needed: the right answer is to wait", preset="digits_saturated"
+    ),
+    "digits_conv": Study(description="a small sighted host with some room to grow", preset="digits_conv"),
+}
+
+
+def policy_config(study: Study, workers: int) -> TrainingConfig:
+    """The recipe of a study's policies, but for their run seeds."""
+    from esper.simic.training.config import preset, with_overrides
+
+    recipe = preset(study.preset)
+    return with_overrides(recipe, {**study.changes, "workers": min(workers, recipe.envs)})
+
+
+def start_policy(config: TrainingConfig, path: Path) -> RunStart | None:
+    """The training of one policy: from its newest checkpoint, or from the beginning; None if it is complete."""
+    from esper.simic.run.checkpoint import checkpoint_folders
+    from esper.simic.run.run_dir import open_run, remove
+    from esper.simic.run.session import start_again, start_new
+
+    if path.is_dir() and checkpoint_folders(open_run(path)):
+        start = start_again(path, {"workers": config.workers})
+        return None if start.rounds_done >= start.config.rounds and log_problem(path) is None else start
+    if path.is_dir():
+        remove(path)  # it was stopped before its first checkpoint
+    return start_new(replace(config, require_complete=True), path.parent, path.name)
+
+
+def log_problem(path: Path) -> str | None:
+    """What the event log of a training lacks; None if it is whole. One that lacks its end gets it from a resume."""
+    from esper.karn.integrity import check_run
+
+    found = check_run(path)
+    lost = (f"{found.num_missing_seq} events are lost",) if found.num_missing_seq else ()
+    return next(iter((*found.problems, *lost)), None)
