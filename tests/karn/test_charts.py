@@ -98,7 +98,7 @@ def test_seeds_live_where_and_when_the_log_says(log: LogWriter, draw: Draw) -> N
     bars = {bar.get_facecolor(): (bar.get_x(), bar.get_width()) for bar in axes.patches if bar.get_width()}
     from matplotlib.colors import to_rgba
 
-    assert bars[to_rgba(charts.STAGE_COLORS["TRAINING"])] == (23, 4)  # episode 2 begins at epoch 20
+    assert bars[to_rgba(charts.TIMELINE_COLORS["TRAINING"])] == (23, 4)  # episode 2 begins at epoch 20
     (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]
     assert cross.get_xydata().tolist() == [[27, 0]]
 

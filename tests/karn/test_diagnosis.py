@@ -288,7 +288,7 @@ def test_6_a_worker_given_up(log: LogWriter) -> None:
     log.emit(T.WORKER_STATE_CHANGED, worker_changed(state="abandoned"))
     found = judge(log)
     assert found.state is RunCondition.UNSAFE
-    assert "worker 1 was given up, and with it envs 0, 1" in found.now
+    assert "worker 1 was abandoned, and with it envs 0, 1" in found.now
     log.emit(T.WORKER_STATE_CHANGED, worker_changed(state="recovered"))
     assert judge(log).state is RunCondition.STEADY
 

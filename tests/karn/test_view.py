@@ -95,7 +95,7 @@ def test_an_alarm_is_open_from_enter_to_clear_for_each_metric_and_env(tmp_path: 
         ("seed_grad_health:r0c0", 1),
         ("clip_share", None),
     }
-    assert view.alarms["clip_share", None].severity is Severity.CRITICAL
+    assert view.alarms["clip_share", None].event.severity is Severity.CRITICAL
     log.emit(
         T.ANOMALY_DETECTED,
         anomaly(kind="seed_grad_health", metric="seed_grad_health:r0c0", state="cleared"),
@@ -114,7 +114,7 @@ def test_only_rollbacks_count_as_rollbacks(tmp_path: Path) -> None:
     view = view_of(tmp_path)
     assert view.num_rollbacks == 1
     assert view.last_rollback is not None
-    assert (view.last_rollback.seq, view.last_rollback.env) == (seq, 1)
+    assert (view.last_rollback.event.seq, view.last_rollback.event.env) == (seq, 1)
     assert [note.seq for note in view.warnings] == [seq]
 
 

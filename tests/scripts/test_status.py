@@ -17,7 +17,7 @@ from esper.leyline import Severity
 from esper.nissa.heartbeat import Heartbeat
 from esper.scripts import status
 from esper.scripts.cli import main
-from esper.scripts.status import POLL_S
+from esper.scripts.status import FOLLOW_INTERVAL_S
 from tests.karn.logs import (
     LogWriter,
     T,
@@ -141,7 +141,7 @@ def test_following_in_a_pipe_does_not_tell_that_events_came(tmp_path: Path) -> N
         lines = [follower.stdout.readline()]
         for epoch in range(3):
             log.emit(T.EPOCH_COMPLETED, epoch_completed(), round=0, episode=0, env=0, epoch=epoch)
-            time.sleep(1.5 * POLL_S)
+            time.sleep(1.5 * FOLLOW_INTERVAL_S)
         log.emit(T.RUN_ENDED, ended(status="interrupted", num_rounds_total=0))
         lines += follower.stdout.readlines()
     assert [line.split("  ")[1][:11] for line in lines] == ["starting: n", "interrupted"]
@@ -152,7 +152,7 @@ def test_following_a_folder_that_nobody_writes_says_so_and_ends(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(status, "POLL_S", 0.05)
+    monkeypatch.setattr(status, "FOLLOW_INTERVAL_S", 0.05)
     (tmp_path / "segments").mkdir()
     if content is not None:
         (tmp_path / "events.jsonl").write_bytes(content)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette: distinguishable with any colour vision.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
-STAGE_COLORS = {
+TIMELINE_COLORS = {
     SeedStage.GERMINATED.name: "#999999",
     SeedStage.TRAINING.name: YELLOW,
     SeedStage.BLENDING.name: SKY,
@@ -111,17 +111,17 @@ def timeline_chart(history: RunHistory) -> str | None:
         axes.axvline(episode * epochs, color="black", linewidth=0.4)
     axes.set_yticks(range(len(rows)), [clean(f"env {env}  {slot_id}") for env, slot_id in rows])
     axes.set(xlabel=EPOCHS, xlim=(first * epochs, (newest + 1) * epochs), ylim=(len(rows) - 0.4, -0.6))
-    handles = [axes.barh(-9, 0, color=color) for color in STAGE_COLORS.values()]
-    words = [name.lower() for name in STAGE_COLORS]
+    handles = [axes.barh(-9, 0, color=color) for color in TIMELINE_COLORS.values()]
+    words = [name.lower() for name in TIMELINE_COLORS]
     axes.legend(handles, words, ncols=len(words), fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return _svg(figure)
 
 
 def _draw_seed(axes: Any, row: int, seed: SeedTimeline, begin: int) -> None:
     for span in seed.spans:
-        if span.stage in STAGE_COLORS:
+        if span.stage in TIMELINE_COLORS:
             width = max(span.stop - span.start, 0.25)
-            axes.barh(row, width, left=begin + span.start, height=0.7, color=STAGE_COLORS[span.stage])
+            axes.barh(row, width, left=begin + span.start, height=0.7, color=TIMELINE_COLORS[span.stage])
     if seed.spans[-1].stage == SeedStage.PRUNED.name:
         axes.plot([begin + seed.spans[-1].stop], [row], marker="x", color=VERMILION, markersize=5)
 

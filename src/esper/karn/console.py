@@ -147,8 +147,8 @@ def _env_cells(view: RunView, env: int) -> tuple[str, ...]:
     slot_ids = view.started.slot_ids if view.started is not None else ()
     return (
         str(env),
-        figure(now.episode),
-        figure(now.epoch),
+        figure(now.event.episode),
+        figure(now.event.epoch),
         f"{state.val_accuracy_pct:.1f}",
         f"{state.val_loss:.3g}",
         f"{state.params_total:,}",

@@ -152,7 +152,7 @@ def _failed(view: RunView) -> Iterator[Diagnosis]:
             state=RunCondition.FAILED,
             severity=Severity.CRITICAL,
             now=f"failed: {ended.data.error_type}: {ended.data.error_message}",
-            why=f"RUN_ENDED with status failed (seq {ended.seq})",
+            why=f"RUN_ENDED with status failed (seq {ended.event.seq})",
             next=_resume(view),
         )
 
@@ -191,7 +191,7 @@ def _evidence_broken(view: RunView, heartbeat: Heartbeat | None, problems: Seque
         missing = f"{view.num_missing} sequence numbers missing up to seq {view.last_seq}"
         reasons.append(("events are missing without explanation", f"{missing}, {view.num_dropped} reported as lost"))
     if (failure := view.write_failure) is not None:
-        lost = f"{sum(failure.data.counts.values())} lost (seq {failure.seq})"
+        lost = f"{sum(failure.data.counts.values())} lost (seq {failure.event.seq})"
         reasons.append(("events were lost because the log could not be written", lost))
     if _is_alive(heartbeat) and heartbeat.status.log_error is not None:
         held = f"{heartbeat.status.log_error}; {heartbeat.status.num_held} events wait in memory"
@@ -212,7 +212,7 @@ def _ended(view: RunView) -> Iterator[Diagnosis]:
         severity=Severity.INFO,
         now=f"{ended.data.status} after {ended.data.num_rounds_total} rounds"
         + ("" if best is None else f", best accuracy {best:.1f} % (best single host)"),
-        why=f"RUN_ENDED with status {ended.data.status} (seq {ended.seq})",
+        why=f"RUN_ENDED with status {ended.data.status} (seq {ended.event.seq})",
         next="esper report RUN shows what came of it" if completed else _resume(view),
     )
 
@@ -238,19 +238,19 @@ def _broken_update(view: RunView) -> Iterator[Diagnosis]:
     if alarm is not None:
         yield replace(_from_alarm(RunCondition.BROKEN_UPDATE, alarm), now=f"the policy's update is not finite{reason}")
     now = f"the policy did not learn{reason}"
-    yield from _over_limit(RunCondition.BROKEN_UPDATE, "skipped_updates", view.num_skipped_updates, last.seq, now)
+    yield from _over_limit(RunCondition.BROKEN_UPDATE, "skipped_updates", view.num_skipped_updates, last.event.seq, now)
 
 
 def _unsafe(view: RunView) -> Iterator[Diagnosis]:
     rollback = view.last_rollback
-    if rollback is not None and _is_recent(view, rollback.round):
+    if rollback is not None and _is_recent(view, rollback.event.round):
         data = rollback.data
         limit = "" if data.limit is None else f", limit {data.limit:g}"
         yield Diagnosis(
             state=RunCondition.UNSAFE,
             severity=Severity.ERROR,
-            now=f"the governor rolled env {rollback.env} back in round {rollback.round}: {data.reason}",
-            why=f"validation loss {data.value:g}{limit} (seq {rollback.seq}); {view.num_rollbacks} in all",
+            now=f"the governor rolled env {rollback.event.env} back in round {rollback.event.round}: {data.reason}",
+            why=f"validation loss {data.value:g}{limit} (seq {rollback.event.seq}); {view.num_rollbacks} in all",
             next="see what was planted before: esper query RUN 'from safety'",
         )
     for worker in view.workers.values():
@@ -259,8 +259,8 @@ def _unsafe(view: RunView) -> Iterator[Diagnosis]:
             yield Diagnosis(
                 state=RunCondition.UNSAFE,
                 severity=Severity.ERROR,
-                now=f"worker {worker.data.worker_id} was given up, and with it envs {envs}",
-                why=f"{worker.data.error} (seq {worker.seq})",
+                now=f"worker {worker.data.worker_id} was abandoned, and with it envs {envs}",
+                why=f"{worker.data.error} (seq {worker.event.seq})",
                 next="look for memory or device errors of that worker; resume with fewer workers if it happens again",
             )
 
@@ -270,21 +270,21 @@ def _reward_hacking(view: RunView) -> Iterator[Diagnosis]:
 
     A policy that is paid for damage repeats it; exploration does it now and then.
     """
-    recent = [cited for cited in view.suspicions.values() if _is_recent(view, cited.round)]
+    recent = [cited for cited in view.suspicions.values() if _is_recent(view, cited.event.round)]
     # The recent rounds count as whole: early in a run the share is too small rather than too large.
     started = view.started
     num_episodes = len(recent) if started is None else RECENT_ROUNDS * started.num_envs
     if not recent or len(recent) < MIN_SUSPECT_SHARE * num_episodes:
         return
-    worst = max(recent, key=lambda cited: (cited.severity is Severity.CRITICAL, cited.seq))
+    worst = max(recent, key=lambda cited: (cited.event.severity is Severity.CRITICAL, cited.event.seq))
     data = worst.data
     ratio = "" if data.ratio is None else f", ratio {data.ratio:.1f}"
     yield Diagnosis(
         state=RunCondition.REWARD_HACKING,
-        severity=worst.severity,
-        now=f"the reward may pay for damage: {data.pattern} in slot {data.slot_id} of env {worst.env}",
+        severity=worst.event.severity,
+        now=f"the reward may pay for damage: {data.pattern} in slot {data.slot_id} of env {worst.event.env}",
         why=f"contribution {data.contribution_pp:.2f} pp, improvement {data.improvement_pp:.2f} pp{ratio} "
-        f"(seq {worst.seq}); suspected in {len(recent)} of {num_episodes} recent episodes, "
+        f"(seq {worst.event.seq}); suspected in {len(recent)} of {num_episodes} recent episodes, "
         f"limit {MIN_SUSPECT_SHARE:g} of them",
         next="compare return and accuracy: esper query RUN 'from reward_calibration'",
     )
@@ -306,7 +306,7 @@ def _starting(view: RunView) -> Iterator[Diagnosis]:
             state=RunCondition.WARMING_UP,
             severity=Severity.INFO,
             now="warming up: too early to judge the policy",
-            why=f"{view.num_updates} updates, limit {WARMUP_UPDATES} (seq {view.last_update.seq})",
+            why=f"{view.num_updates} updates, limit {WARMUP_UPDATES} (seq {view.last_update.event.seq})",
             next="wait; most alarms are silent until then",
         )
 
@@ -317,7 +317,7 @@ def _unsaved(view: RunView) -> Iterator[Diagnosis]:
             state=RunCondition.ALARM,
             severity=Severity.ERROR,
             now="checkpoints cannot be saved: a crash now would lose the rounds since the last one",
-            why=f"{view.save_failure.data.error} (seq {view.save_failure.seq})",
+            why=f"{view.save_failure.data.error} (seq {view.save_failure.event.seq})",
             next=ADVICE["disk_free_bytes"],
         )
 
@@ -336,13 +336,13 @@ def _alarms(view: RunView, state: RunCondition, *, critical: bool) -> Iterator[D
 def _from_alarm(state: RunCondition, alarm: Cited[AnomalyDetected]) -> Diagnosis:
     """A newer build may have logged an alarm that this one does not know; then its own text is shown."""
     data = alarm.data
-    where = "" if alarm.env is None else f" in env {alarm.env}"
+    where = "" if alarm.event.env is None else f" in env {alarm.event.env}"
     reason = THRESHOLDS[data.kind].reason if data.kind in THRESHOLDS else data.detail
     return Diagnosis(
         state=state,
-        severity=alarm.severity,
+        severity=alarm.event.severity,
         now=f"{reason}{where}",
-        why=f"{data.metric} {data.value:g}, limit {data.limit:g} (seq {alarm.seq})",
+        why=f"{data.metric} {data.value:g}, limit {data.limit:g} (seq {alarm.event.seq})",
         next=ADVICE.get(data.kind, "ask the Esper that wrote this log: this one does not know the alarm"),
     )
 
@@ -359,7 +359,7 @@ def _machine(view: RunView) -> Iterator[tuple[str, float, int]]:
     """(metric, value, seq) of the rows that depend on the machine; what was not measured is absent."""
     if view.profile is None:
         return
-    seq, profile = view.profile.seq, view.profile.data
+    seq, profile = view.profile.event.seq, view.profile.data
     for device in (profile.cuda or {}).values():
         if device.total_bytes > 0:
             yield "gpu_memory_share", device.reserved_bytes / device.total_bytes, seq
@@ -379,12 +379,12 @@ def _not_acting(view: RunView) -> Iterator[Diagnosis]:
 def _trend(view: RunView) -> Diagnosis:
     """Every round with a trend logs it, so only a trend of the newest round describes the present."""
     trend, last = view.trend, view.last_round
-    if trend is None or (last is not None and known(trend.round) < known(last.round)):
+    if trend is None or (last is not None and known(trend.event.round) < known(last.event.round)):
         return Diagnosis(
             state=RunCondition.STEADY,
             severity=Severity.INFO,
             now="steady",
-            why="no trend yet" if last is None else f"no trend in round {last.round} (seq {last.seq})",
+            why="no trend yet" if last is None else f"no trend in round {last.event.round} (seq {last.event.seq})",
             next="nothing to do",
         )
     states = {
@@ -395,9 +395,9 @@ def _trend(view: RunView) -> Diagnosis:
     state, data = states[trend.data.kind], trend.data
     return Diagnosis(
         state=state,
-        severity=trend.severity,
+        severity=trend.event.severity,
         now=f"{state.value}: rolling accuracy {data.rolling_pct:.1f} %",
-        why=f"{data.delta_pp:+.2f} pp in {data.window_rounds} rounds (seq {trend.seq})",
+        why=f"{data.delta_pp:+.2f} pp in {data.window_rounds} rounds (seq {trend.event.seq})",
         next="look at the newest rounds" if state is RunCondition.DEGRADING else "nothing to do",
     )
 

@@ -75,8 +75,8 @@ def read_history(items: Iterable[LogItem]) -> RunHistory:
         _add(history, planted, item)
     for seed in planted.values():  # of an episode that is going on, or was cut off: they are at its newest epoch
         now = history.view.epochs.get(seed.env)
-        if now is not None and now.episode == seed.episode:
-            seed.extend(known(now.epoch) + 1)
+        if now is not None and now.event.episode == seed.episode:
+            seed.extend(known(now.event.epoch) + 1)
     return history
 
 

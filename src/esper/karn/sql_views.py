@@ -20,7 +20,7 @@ from esper.leyline import (
     TelemetryEventType,
 )
 
-T = TelemetryEventType
+_T = TelemetryEventType
 MIN_EPISODES = 10
 """Episodes below which a correlation says nothing."""
 
@@ -37,7 +37,7 @@ _IDS = {
 
 def view_statements() -> Iterator[str]:
     """Every CREATE VIEW, in an order in which each finds what it needs."""
-    for kind in T:
+    for kind in _T:
         shape = struct_type(LoggedEvent, data=struct_type(EVENTS[kind].payload))
         yield f"CREATE VIEW {_typed(kind)} AS {_decoded(shape)} WHERE type = '{kind.value}')"
     for name, text in VIEWS.items():
@@ -81,10 +81,10 @@ def _newest(kind: TelemetryEventType) -> str:
 
 
 _RUNS = f"""
-WITH begun AS ({_newest(T.RUN_STARTED)}), ended AS ({_newest(T.RUN_ENDED)})
+WITH begun AS ({_newest(_T.RUN_STARTED)}), ended AS ({_newest(_T.RUN_ENDED)})
 SELECT begun.run, begun."group", begun.seq, begun.wall, begun.attempt,
-       {", ".join(flat_columns(EVENTS[T.RUN_STARTED].payload, path="begun.data"))},
-       {", ".join(flat_columns(EVENTS[T.RUN_ENDED].payload, path="ended.data"))}
+       {", ".join(flat_columns(EVENTS[_T.RUN_STARTED].payload, path="begun.data"))},
+       {", ".join(flat_columns(EVENTS[_T.RUN_ENDED].payload, path="ended.data"))}
 FROM begun LEFT JOIN ended ON ended.run = begun.run AND ended.attempt = begun.attempt
 ORDER BY begun.run
 """
@@ -95,9 +95,9 @@ SELECT born.run, born."group", born.seq, born.wall, born.round, born.env, born.e
        born.data.blend AS blend, born.data.params AS params, born.epoch AS born_epoch, gone.epoch AS end_epoch,
        coalesce(gone.fate, 'alive') AS fate, gone.data.from_stage AS end_stage,
        gone.data.epochs_total AS epochs_total, gone.data.contribution_pp AS contribution_pp
-FROM {_typed(T.SEED_GERMINATED)} AS born
-LEFT JOIN (SELECT *, 'fossilized' AS fate FROM {_typed(T.SEED_FOSSILIZED)}
-           UNION ALL SELECT *, 'pruned' AS fate FROM {_typed(T.SEED_PRUNED)}) AS gone
+FROM {_typed(_T.SEED_GERMINATED)} AS born
+LEFT JOIN (SELECT *, 'fossilized' AS fate FROM {_typed(_T.SEED_FOSSILIZED)}
+           UNION ALL SELECT *, 'pruned' AS fate FROM {_typed(_T.SEED_PRUNED)}) AS gone
 ON gone.run = born.run AND gone.data.seed_id = born.data.seed_id
 ORDER BY born.run, born.seq
 """
@@ -105,23 +105,23 @@ ORDER BY born.run, born.seq
 _SEED_HISTORY = f"""
 SELECT {_STAMP}{_IDS[Scope.ENV]}, data.seed_id AS seed_id, data.slot_id AS slot_id, from_stage, to_stage, cause
 FROM (SELECT *, 'DORMANT' AS from_stage, 'GERMINATED' AS to_stage, data.initiator AS cause
-      FROM {_typed(T.SEED_GERMINATED)}
+      FROM {_typed(_T.SEED_GERMINATED)}
       UNION ALL BY NAME
       SELECT *, data.from_stage AS from_stage, data.to_stage AS to_stage, data.cause AS cause
-      FROM {_typed(T.SEED_STAGE_CHANGED)}
+      FROM {_typed(_T.SEED_STAGE_CHANGED)}
       UNION ALL BY NAME
       SELECT *, data.from_stage AS from_stage, 'FOSSILIZED' AS to_stage, data.initiator AS cause
-      FROM {_typed(T.SEED_FOSSILIZED)}
+      FROM {_typed(_T.SEED_FOSSILIZED)}
       UNION ALL BY NAME
       SELECT *, data.from_stage AS from_stage, 'PRUNED' AS to_stage, data.initiator AS cause
-      FROM {_typed(T.SEED_PRUNED)})
+      FROM {_typed(_T.SEED_PRUNED)})
 ORDER BY run, seq
 """
 
 _SAFETY = f"""
-SELECT *, 'governor' AS source FROM ({_each_event(T.GOVERNOR_STATE_CHANGED, also=SEVERITY)})
+SELECT *, 'governor' AS source FROM ({_each_event(_T.GOVERNOR_STATE_CHANGED, also=SEVERITY)})
 UNION ALL BY NAME
-SELECT *, 'reward_hacking' AS source FROM ({_each_event(T.REWARD_HACKING_SUSPECTED, also=SEVERITY)})
+SELECT *, 'reward_hacking' AS source FROM ({_each_event(_T.REWARD_HACKING_SUSPECTED, also=SEVERITY)})
 ORDER BY run, seq
 """
 
@@ -144,14 +144,14 @@ SELECT run, "group", seq, wall, mono, attempt, type, severity, round, env, episo
 FROM ({_decoded(struct_type(LoggedEvent, data="JSON"))})) ORDER BY run, seq
 """,
     "runs": _RUNS,
-    "rounds": _each_event(T.ROUND_COMPLETED),
-    "episodes": _each_event(T.EPISODE_COMPLETED),
-    "trends": _each_event(T.TREND_DETECTED, also=SEVERITY),
-    "epochs": _each_event(T.EPOCH_COMPLETED, "slots", "debug"),
-    "slots": _each_key(T.EPOCH_COMPLETED, "slots", "slot_id", SlotState),
-    "decisions": _each_event(T.ACTION_TAKEN, "heads", "components"),
+    "rounds": _each_event(_T.ROUND_COMPLETED),
+    "episodes": _each_event(_T.EPISODE_COMPLETED),
+    "trends": _each_event(_T.TREND_DETECTED, also=SEVERITY),
+    "epochs": _each_event(_T.EPOCH_COMPLETED, "slots", "debug"),
+    "slots": _each_key(_T.EPOCH_COMPLETED, "slots", "slot_id", SlotState),
+    "decisions": _each_event(_T.ACTION_TAKEN, "heads", "components"),
     "decision_heads": _each_part(
-        T.ACTION_TAKEN,
+        _T.ACTION_TAKEN,
         "map_entries(data.heads)",
         "part.key AS head",
         "CASE part.key WHEN 'op' THEN data.op WHEN 'slot' THEN data.slot_id "
@@ -159,39 +159,39 @@ FROM ({_decoded(struct_type(LoggedEvent, data="JSON"))})) ORDER BY run, seq
         *flat_columns(HeadDecision, path="part.value"),
     ),
     "reward_terms": _each_part(
-        T.ACTION_TAKEN, "map_entries(data.components)", "part.key AS term", "part.value AS amount"
+        _T.ACTION_TAKEN, "map_entries(data.components)", "part.key AS term", "part.value AS amount"
     ),
     "seeds": _SEEDS,
     "seed_history": _SEED_HISTORY,
     "gates": _each_part(
-        T.GATE_EVALUATED,
+        _T.GATE_EVALUATED,
         "CASE WHEN len(data.checks) = 0 THEN [NULL] ELSE data.checks END",  # a gate that has opened is a row as well
         "data.seed_id AS seed_id, data.slot_id AS slot_id, data.gate AS gate, data.target_stage AS target_stage",
         "data.passed AS gate_passed",
         *flat_columns(Check, path="part"),
     ),
     "coalitions": _each_part(
-        T.COALITION_MEASURED,
+        _T.COALITION_MEASURED,
         "data.rows",
-        *_payload(T.COALITION_MEASURED, "rows", "contribution_pp", "interaction_pp", "shapley_pp"),
+        *_payload(_T.COALITION_MEASURED, "rows", "contribution_pp", "interaction_pp", "shapley_pp"),
         *flat_columns(CoalitionRow, path="part"),
     ),
     "attributions": _each_part(
-        T.COALITION_MEASURED,
+        _T.COALITION_MEASURED,
         "map_entries(data.contribution_pp)",
         "part.key AS slot_id, part.value AS contribution_pp, data.shapley_pp[part.key] AS shapley_pp",
     ),
-    "ppo_updates": _each_event(T.PPO_UPDATE_COMPLETED, "heads", "layers", also=SEVERITY),
-    "ppo_heads": _each_key(T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate),
-    "choices": _each_key(T.CHOICE_STATS, "choices", "choice", ChoiceCount, *_payload(T.CHOICE_STATS, "choices")),
-    "anomalies": _each_event(T.ANOMALY_DETECTED, "debug", also=SEVERITY),
+    "ppo_updates": _each_event(_T.PPO_UPDATE_COMPLETED, "heads", "layers", also=SEVERITY),
+    "ppo_heads": _each_key(_T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate),
+    "choices": _each_key(_T.CHOICE_STATS, "choices", "choice", ChoiceCount, *_payload(_T.CHOICE_STATS, "choices")),
+    "anomalies": _each_event(_T.ANOMALY_DETECTED, "debug", also=SEVERITY),
     "safety": _SAFETY,
-    "workers": _each_event(T.WORKER_STATE_CHANGED, also=SEVERITY),
-    "checkpoints": _each_event(T.CHECKPOINT_RECORDED, "round", also=("data.round AS num_rounds", *SEVERITY)),
+    "workers": _each_event(_T.WORKER_STATE_CHANGED, also=SEVERITY),
+    "checkpoints": _each_event(_T.CHECKPOINT_RECORDED, "round", also=("data.round AS num_rounds", *SEVERITY)),
     "profile": _each_key(
-        T.PROFILE_MEASURED, "phases", "phase", PhaseTime, *_payload(T.PROFILE_MEASURED, "phases", "cuda")
+        _T.PROFILE_MEASURED, "phases", "phase", PhaseTime, *_payload(_T.PROFILE_MEASURED, "phases", "cuda")
     ),
-    "drops": _each_event(T.EVENTS_DROPPED, also=SEVERITY),
+    "drops": _each_event(_T.EVENTS_DROPPED, also=SEVERITY),
     "blueprint_yield": _BLUEPRINT_YIELD,
     "reward_calibration": _REWARD_CALIBRATION,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from esper.karn.replay import BadLine, LogItem
 from esper.leyline import (
@@ -42,16 +42,10 @@ ATTENTION = frozenset({Severity.WARNING, Severity.ERROR, Severity.CRITICAL})
 Payload = TypeVar("Payload")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cited(Generic[Payload]):
-    """A payload with its place in the log, so that a claim about it can be looked up."""
+class Cited(NamedTuple, Generic[Payload]):
+    """An event with its payload's type, so that a claim about it can be looked up in the log."""
 
-    seq: int
-    round: int | None
-    env: int | None
-    episode: int | None
-    epoch: int | None
-    severity: Severity
+    event: LoggedEvent
     data: Payload
 
 
@@ -145,7 +139,7 @@ class RunView:
     def _apply(self, event: LoggedEvent) -> None:
         match event.data:
             case EpochCompleted() as data:
-                self.epochs[known(event.env)] = _cite(event, data)
+                self.epochs[known(event.env)] = Cited(event, data)
                 self.round = event.round
             case ActionTaken() as data:
                 self.actions[known(event.env)] = data
@@ -154,40 +148,40 @@ class RunView:
             case SeedEnded() as data:
                 self._end_seed(data, fossil=event.type is TelemetryEventType.SEED_FOSSILIZED)
             case BatchSummary() as data:
-                self.round, self.last_round = event.round, _cite(event, data)
+                self.round, self.last_round = event.round, Cited(event, data)
                 self.accuracies_pct.append(data.accuracy_mean_pct)
                 self.returns.append(data.return_mean)
             case PPOUpdateCompleted() as data:
                 self.num_updates += data.performed
                 self.num_skipped_updates = 0 if data.performed else self.num_skipped_updates + 1
-                self.last_update = _cite(event, data)
+                self.last_update = Cited(event, data)
             case TrendDetected() as data:
-                self.trend = _cite(event, data)
+                self.trend = Cited(event, data)
             case ProfileMeasured() as data:
-                self.profile = _cite(event, data)
+                self.profile = Cited(event, data)
             case AnomalyDetected() as data:
                 self.alarms.pop((data.metric, event.env), None)
                 if data.state != "cleared":
-                    self.alarms[data.metric, event.env] = _cite(event, data)
+                    self.alarms[data.metric, event.env] = Cited(event, data)
             case RewardHackingSuspected() as data:
-                self._suspect(_cite(event, data))
+                self._suspect(Cited(event, data))
             case GovernorStateChanged(rolled_back=True) as data:
                 self.num_rollbacks += 1
-                self.last_rollback = _cite(event, data)
+                self.last_rollback = Cited(event, data)
             case WorkerStateChanged() as data:
-                self.workers[data.worker_id] = _cite(event, data)
+                self.workers[data.worker_id] = Cited(event, data)
             case CheckpointRecorded(action="saved") as data:
-                self.saved, self.save_failure = _cite(event, data), None
+                self.saved, self.save_failure = Cited(event, data), None
             case CheckpointRecorded(action="save_failed") as data:
-                self.save_failure = _cite(event, data)
+                self.save_failure = Cited(event, data)
             case EventsDropped() as data:
                 self.num_dropped += sum(data.counts.values())
                 if data.reason == "write_failed":
-                    self.write_failure = _cite(event, data)
+                    self.write_failure = Cited(event, data)
             case RunStarted() as data:  # a resumed run is running again, with new workers
                 self.started, self.ended, self.workers = data, None, {}
             case RunEnded() as data:
-                self.ended = _cite(event, data)
+                self.ended = Cited(event, data)
 
     def _end_seed(self, data: SeedEnded, *, fossil: bool) -> None:
         grown = self.blueprints.setdefault(data.blueprint, BlueprintYield())
@@ -199,11 +193,15 @@ class RunView:
             grown.contributions_pp.append(data.contribution_pp)
 
     def _suspect(self, cited: Cited[RewardHackingSuspected]) -> None:
-        newest = known(cited.round)
+        newest = known(cited.event.round)
         self.suspicions = {at: old for at, old in self.suspicions.items() if newest - at[0] < RECENT_ROUNDS}
-        key = (newest, known(cited.env))
+        key = (newest, known(cited.event.env))
         before = self.suspicions.get(key)
-        if before is None or cited.severity is Severity.CRITICAL or before.severity is not Severity.CRITICAL:
+        if (
+            before is None
+            or cited.event.severity is Severity.CRITICAL
+            or before.event.severity is not Severity.CRITICAL
+        ):
             self.suspicions[key] = cited
 
 
@@ -211,15 +209,3 @@ def known(number: int | None) -> int:
     """An id of an event that the event's scope promises."""
     assert number is not None, "the event's scope promises this id"
     return number
-
-
-def _cite(event: LoggedEvent, data: Payload) -> Cited[Payload]:
-    return Cited(
-        seq=event.seq,
-        round=event.round,
-        env=event.env,
-        episode=event.episode,
-        epoch=event.epoch,
-        severity=event.severity,
-        data=data,
-    )

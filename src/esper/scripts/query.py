@@ -39,7 +39,7 @@ def query_command(
 
     `show tables` lists the tables, `describe rounds` the columns of one. Tables hold what finally happened: rounds
     that a crash undid and a resume repeated appear once. Fields not measured are NULL. Quote "group" and "limit",
-    which SQL uses as words. Nothing can be written, and no file other than the logs can be read. A table that is wider
+    which are SQL keywords. Nothing can be written, and no file other than the logs can be read. A table that is wider
     than the terminal is printed row by row, a line per column.
 
     Example: esper query runs/ "select blueprint, num_fossilized, mean_contribution_pp from blueprint_yield"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Diagnoses = tuple[Diagnosis, ...]
 
-POLL_S = 0.5
+FOLLOW_INTERVAL_S = 0.5
 PATIENCE_S = 60.0
 """How long to follow a folder in which nobody writes."""
 
@@ -50,7 +50,7 @@ def status_command(
         with Live(console=console, auto_refresh=False, vertical_overflow="crop") as screen:
             for view, found in _until_over(states):
                 screen.update(render_status(view, found), refresh=True)
-    else:  # a line when a round is done or something else is the case
+    else:  # a line when a round is done or the verdict changes
         line = ""
         for view, found in _until_over(states):
             if (newest := render_line(view, found[0])) != line:
@@ -66,7 +66,7 @@ def _until_over(states: Iterator[tuple[RunView, Diagnoses]]) -> Iterator[tuple[R
         yield view, found
         if view.ended is not None or found[0].state is RunCondition.DIED:
             return
-        time.sleep(POLL_S)
+        time.sleep(FOLLOW_INTERVAL_S)
 
 
 def _watch(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Diagnoses]]:
