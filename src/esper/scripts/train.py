@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,26 +12,13 @@ import tyro
 
 from esper.leyline import ExitCode
 from esper.leyline.rundir import DEFAULT_GROUP
-from esper.scripts.train_flags import (
-    Machine,
-    MachineFlags,
-    Policy,
-    PolicyFlags,
-    RecordFlags,
-    Records,
-    Reward,
-    RewardFlags,
-    Run,
-    RunFlags,
-    given,
-    resolve,
-)
+from esper.scripts.train_flags import NO_FLAGS, ConfigFlags, given, resolve
 from esper.simic.training.config import PRESETS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.karn.live import RunProgress
+    from esper.karn.live import LiveConsole, RunProgress
     from esper.simic.run.session import RunStart, SessionEnd
     from esper.simic.run.stop_signals import StopSignals
     from esper.simic.training.config import TrainingConfig
@@ -65,17 +53,13 @@ def train_command(
         Path | None,
         _unset(f"Folder that gets one directory per run; default: {RUNS_DIR}.", "FOLDER", aliases=("--runs",)),
     ] = None,
-    run_id: Annotated[str | None, _unset("Name of the run; default: date, time and chance.", "NAME")] = None,
+    run_id: Annotated[str | None, _unset("Name of the run; default: date, time and random digits.", "NAME")] = None,
     group: Annotated[
         str | None,
         _unset(f"Cohort of a new run: `esper query` compares by it; default: {DEFAULT_GROUP}.", "NAME"),
     ] = None,
     data_dir: Annotated[Path | None, _unset("Where the data lies, if not in a usual place.", "FOLDER")] = None,
-    run: Run = RunFlags(),  # noqa: B008 (frozen)
-    machine: Machine = MachineFlags(),  # noqa: B008 (frozen)
-    reward: Reward = RewardFlags(),  # noqa: B008 (frozen)
-    policy: Policy = PolicyFlags(),  # noqa: B008 (frozen)
-    records: Records = RecordFlags(),  # noqa: B008 (frozen)
+    config: ConfigFlags = NO_FLAGS,
 ) -> None:
     """Train a controller over many hosts side by side.
 
@@ -89,7 +73,7 @@ def train_command(
     """
     from esper.simic.run.session import start_again, start_new
 
-    changes = given(run, machine, reward, policy, records) | ({} if controller is None else {"controller": controller})
+    changes = given(config) | ({} if controller is None else {"controller": controller})
     runs = RUNS_DIR if telemetry_dir is None else telemetry_dir
     if dual_ab is not None:
         why = "it starts two new runs, each with a name of its own and in the group of its side"
@@ -102,9 +86,9 @@ def train_command(
         _refuse("--resume", "it names the run directory itself", telemetry_dir=telemetry_dir)
         start = start_again(resume, changes)
     else:
-        config = resolve(preset, config_json, changes)
-        _check_before_writing(config, data_dir)
-        start = start_new(config, runs, run_id, group=DEFAULT_GROUP if group is None else group)
+        chosen = resolve(preset, config_json, changes)
+        _check_before_writing(chosen, data_dir)
+        start = start_new(chosen, runs, run_id, group=DEFAULT_GROUP if group is None else group)
     run_and_show(start, data_dir)
 
 
@@ -136,34 +120,23 @@ def run_and_show(start: RunStart, data_dir: Path | None) -> None:
     Raises:
         SystemExit: The run was stopped, or its log has gaps.
     """
-    from esper.karn.live import LiveConsole, run_console
+    from esper.karn.live import run_console
     from esper.scripts.train_tables import outcome_table
     from esper.simic.training.helpers import run_session
     from esper.simic.training.vectorized import training_task
 
-    config, console = start.config, run_console(start.config.console)
-    task = training_task(config)
+    config, task, console = start.config, training_task(start.config), run_console(start.config.console)
     progress, stop = _progress_and_stop(console)
-    screen = LiveConsole(
-        progress,
-        label=config.controller,
-        rounds=config.rounds,
-        horizon=task.horizon,
-        done=start.rounds_done,
-        quiet=config.console == "off",
-        opening=(
-            f"{task.name}: {task.description}",
-            f"{config.controller}, {config.rounds} rounds of {config.envs} hosts x {task.horizon} epochs, "
-            f"run {start.path}" + (f", resumed after round {start.rounds_done}" if start.checkpoint else ""),
-        ),
-    )
+    resumed = f", resumed after round {start.rounds_done}" if start.checkpoint else ""
+    plan = f"{config.rounds} rounds of {config.envs} hosts x {task.horizon} epochs"
+    opening = (f"{task.name}: {task.description}", f"{config.controller}, {plan}, run {start.path}{resumed}")
     with stop:
-        finish = run_session(start, stop, (screen,), data_dir=data_dir)
-    if finish.history:
-        console.print(outcome_table(finish.history, config.envs))
-    console.print(_last_words(start, finish), soft_wrap=True, markup=False, highlight=False)
-    if finish.exit_code:
-        raise SystemExit(int(finish.exit_code))
+        end = run_session(start, stop, (_screen(progress, start, config.controller, opening),), data_dir=data_dir)
+    if end.history:
+        console.print(outcome_table(end.history, config.envs))
+    console.print(_last_words(start, end), soft_wrap=True, markup=False, highlight=False)
+    if end.exit_code:
+        raise SystemExit(int(end.exit_code))
 
 
 def _progress_and_stop(console: Console) -> tuple[RunProgress, StopSignals]:
@@ -177,18 +150,33 @@ def _progress_and_stop(console: Console) -> tuple[RunProgress, StopSignals]:
     return progress, stop
 
 
-def _last_words(start: RunStart, finish: SessionEnd) -> str:
-    path, done = start.path, len(finish.history)
-    if finish.saved_index is None:
+def _screen(progress: RunProgress, start: RunStart, label: str, opening: Iterable[str]) -> LiveConsole:
+    from esper.karn.live import LiveConsole
+    from esper.simic.training.vectorized import training_task
+
+    return LiveConsole(
+        progress,
+        label=label,
+        rounds=start.config.rounds,
+        horizon=training_task(start.config).horizon,
+        done=start.rounds_done,
+        quiet=start.config.console == "off",
+        opening=opening,
+    )
+
+
+def _last_words(start: RunStart, end: SessionEnd) -> str:
+    path, done = start.path, len(end.history)
+    if end.saved_index is None:
         what = "No round is saved" if done else "Stopped before the first round"
         return f"{what}; there is nothing to go on from in {path}"
-    if finish.saved_index < done:
-        what = f"Rounds after the first {finish.saved_index} are not" if finish.saved_index else "No round is"
+    if end.saved_index < done:
+        what = f"Rounds after the first {end.saved_index} are not" if end.saved_index else "No round is"
         return f"{what} saved. Mend what kept them from it, then repeat them with: esper train --resume {path}"
     if done < start.config.rounds:
         when = "" if done else " before the first round"
         return f"Stopped{when}. Go on with: esper train --resume {path}"
-    kept = "All but a part of the event log" if finish.exit_code is ExitCode.LOG_INCOMPLETE else "Everything"
+    kept = "All but a part of the event log" if end.exit_code is ExitCode.LOG_INCOMPLETE else "Everything"
     return f"Done. {kept} is in {path}"
 
 
@@ -211,51 +199,36 @@ def _side(word: str, base: str | None, config_json: Path | None, changes: dict[s
 
 
 def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
-    from esper.karn.live import LiveConsole, run_console
+    from esper.karn.live import run_console
     from esper.scripts.train_tables import comparison_table
     from esper.simic.run.session import start_new
     from esper.simic.training.dual_ab import check_comparable, differing_fields, run_comparison
-    from esper.simic.training.vectorized import training_task
 
-    a, b = (replace(config, require_complete=True) for _, config in sides)
-    console = run_console(a.console)
-    check_comparable(a, b)
-    for config in (a, b):
+    configs = [replace(config, require_complete=True) for _, config in sides]
+    check_comparable(*configs)
+    for config in configs:
         _check_before_writing(config, data_dir)
-    horizon = training_task(a).horizon
-    names = _different([name for name, _ in sides])
-    starts = tuple(start_new(config, runs, group=name) for name, config in zip(names, (a, b), strict=True))
+    names = [name for name, _ in sides]  # also the groups of the runs; two files of the same name are told apart
+    if names[0] == names[1]:
+        names = [f"{name}-{side}" for name, side in zip(names, "ab", strict=True)]
+    first, second = (start_new(config, runs, group=name) for name, config in zip(names, configs, strict=True))
+    console = run_console(configs[0].console)
     progress, stop = _progress_and_stop(console)
-    differences = f"the sides differ in {', '.join(differing_fields(a, b))}"
-    first, second = (
-        LiveConsole(
-            progress,
-            label=name,
-            rounds=a.rounds,
-            horizon=horizon,
-            done=0,
-            quiet=a.console == "off",
-            opening=(*said, f"{name}: run {start.path}"),
-        )
-        for name, start, said in zip(names, starts, ((differences,), ()), strict=True)
+    differences = f"the sides differ in {', '.join(differing_fields(*configs))}"
+    screens = (
+        _screen(progress, first, names[0], (differences, f"{names[0]}: run {first.path}")),
+        _screen(progress, second, names[1], (f"{names[1]}: run {second.path}",)),
     )
     with stop:
-        finish = run_comparison((starts[0], starts[1]), stop, (first, second), data_dir=data_dir)
-    if finish.found.pairs:
-        console.print(comparison_table(names, finish.found))
+        end = run_comparison((first, second), stop, screens, data_dir=data_dir)
+    if end.found.pairs:
+        console.print(comparison_table(names, end.found))
     else:
         console.print("No episode was completed on both sides; there is nothing to compare.", soft_wrap=True)
-    for name, start, side in zip(names, starts, finish.sides, strict=True):
+    for name, start, side in zip(names, (first, second), end.sides, strict=True):
         console.print(f"{name}: {_last_words(start, side)}", soft_wrap=True, markup=False, highlight=False)
-    if finish.exit_code:
-        raise SystemExit(int(finish.exit_code))
-
-
-def _different(names: list[str]) -> list[str]:
-    """Names of the sides, which are also the groups of their runs; two files of the same name are told apart."""
-    return (
-        names if len(set(names)) == len(names) else [f"{name}-{side}" for name, side in zip(names, "ab", strict=True)]
-    )
+    if end.exit_code:
+        raise SystemExit(int(end.exit_code))
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, fields, make_dataclass
+from dataclasses import Field, field, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
 
@@ -13,59 +13,42 @@ from esper.simic.training.config import TrainingConfig, preset, read_config, wit
 GROUPS: tuple[str, ...] = ("run", "machine", "reward", "policy", "records")
 _NOT_FLAGS = ("controller", "reward_weights")
 """The controller is the command's word; prices are for configuration files."""
+_HINTS = get_type_hints(TrainingConfig)
 
 
-def _default(entry: Field[Any]) -> Any:
-    assert entry.default is not MISSING, f"{entry.name} needs a default"
-    return entry.default
-
-
-def _metavar(hint: Any) -> str:
+def _flag(entry: Field[Any]) -> tuple[str, Any, None]:
+    hint = _HINTS[entry.name]
     kinds = {kind.__name__ for kind in get_args(hint) or (hint,) if isinstance(kind, type)} - {"NoneType"}
-    if get_origin(hint) is not tuple:
-        return " ".join(sorted(kinds)).upper()
-    return "LOGIT LOGIT ..." if float in get_args(hint) else "NAME NAME ..."
-
-
-def _flag(entry: Field[Any], hint: Any) -> tuple[str, Any, None]:
-    default = _default(entry)
-    shown = "" if default is None else f"(default: {default})"
-    note = tyro.conf.arg(help=entry.metadata["help"], help_behavior_hint=shown, metavar=_metavar(hint))
+    metavar = " ".join(sorted(kinds)).upper()
+    if get_origin(hint) is tuple:
+        metavar = "LOGIT LOGIT ..." if float in get_args(hint) else "NAME NAME ..."
+    shown = "" if entry.default is None else f"(default: {entry.default})"
+    note = tyro.conf.arg(help=entry.metadata["help"], help_behavior_hint=shown, metavar=metavar)
     return entry.name, Annotated[hint | None, note], None
 
 
-def _group(group: str) -> type[Any]:
-    hints = get_type_hints(TrainingConfig)
-    chosen = [entry for entry in fields(TrainingConfig) if entry.name not in _NOT_FLAGS]
-    flags = [_flag(entry, hints[entry.name]) for entry in chosen if entry.metadata["group"] == group]
-    made = make_dataclass(group, [(name, hint, default) for name, hint, default in flags], frozen=True, kw_only=True)
+def _group(group: str) -> tuple[str, type[Any], Any]:
+    entries = [entry for entry in fields(TrainingConfig) if entry.metadata["group"] == group]
+    flags = [_flag(entry) for entry in entries if entry.name not in _NOT_FLAGS]
+    made = make_dataclass(group, flags, frozen=True, kw_only=True)
     made.__doc__ = ""
-    return made
+    return group, made, field(default_factory=made)
 
 
-RunFlags, MachineFlags, RewardFlags, PolicyFlags, RecordFlags = (_group(group) for group in GROUPS)
-
-if TYPE_CHECKING:  # made at run time, so a type checker cannot know them
-    Run: TypeAlias = Any
-    Machine: TypeAlias = Any
-    Reward: TypeAlias = Any
-    Policy: TypeAlias = Any
-    Records: TypeAlias = Any
+_made: Any = make_dataclass("config", [_group(group) for group in GROUPS], frozen=True, kw_only=True)
+_made.__doc__ = ""
+NO_FLAGS: Any = _made()
+if TYPE_CHECKING:  # made at run time, so a type checker cannot know it
+    ConfigFlags: TypeAlias = Any
 else:
-    Run, Machine, Reward, Policy, Records = (
-        Annotated[flags, tyro.conf.OmitArgPrefixes]
-        for flags in (RunFlags, MachineFlags, RewardFlags, PolicyFlags, RecordFlags)
-    )
+    ConfigFlags = Annotated[_made, tyro.conf.arg(name=""), tyro.conf.OmitArgPrefixes]
 
 
-def given(*groups: Any) -> dict[str, Any]:
+def given(flags: Any) -> dict[str, Any]:
     """The flags that were set, by field name."""
-    return {
-        entry.name: getattr(group, entry.name)
-        for group in groups
-        for entry in fields(group)
-        if getattr(group, entry.name) is not None
-    }
+    groups = [getattr(flags, group) for group in GROUPS]
+    values = {entry.name: getattr(group, entry.name) for group in groups for entry in fields(group)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def resolve(base: str | None, config_json: Path | None, flags: dict[str, Any]) -> TrainingConfig:
