@@ -49,7 +49,7 @@ def test_a_training_without_a_checkpoint_starts_again(tiny, capsys):
 def judged(monkeypatch):
     """The policies that evaluations were asked for, which are not made."""
     asked = []
-    monkeypatch.setattr(study, "evaluate_command", lambda **arguments: asked.append(arguments["policy"]))
+    monkeypatch.setattr(study, "evaluate_command", lambda request, **rest: asked.append(request.policy))
     return asked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from esper.evidence.manifest import (
     package_versions,
 )
 from esper.evidence.policies import check_unseen, learning_checks, load_policies, policy_facts, policy_id
+from esper.evidence.request import EvaluationRequest
 from esper.evidence.results import ResultStore
 from esper.evidence.runs import Evaluation
 from esper.evidence.static_networks import can_widen
@@ -32,30 +33,13 @@ from esper.runtime.tasks import TaskSpec, count_host_params, load_task_data
 from esper.simic.run.run_state import LoadedPolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRequest:
-    """What the user asked for."""
-
-    task: str
-    arms: Sequence[str]
-    num_seeds: int
-    policies: Sequence[str]
-    subject: str | None
-    blueprint: str | None
-    epochs: int | None
-    budget: int | None
-    tuned: Path | None
-    data_dir: Path | None
-    folder: Path
-
-
 def prepare(request: EvaluationRequest) -> Evaluation:
     """Checks a request and gathers what it needs. Nothing is written and no test row is read.
 
     Raises:
         ValueError: The request makes no sense, or the folder holds results of another one.
     """
-    names, places = names_and_places(request.arms, request.policies)
+    names, places = names_and_places(request.arms, request.policy)
     policies = load_policies(places)
     task, notes = _task(request, policies)
     data = load_task_data(task, request.data_dir)
@@ -108,7 +92,7 @@ def _manifest(
         data_sha256=data.sha256,
         test_sha256=data.test_sha256,
         num_test=data.num_test,
-        run_seeds=tuple(range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + request.num_seeds)),
+        run_seeds=tuple(range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + request.seeds)),
         arms=lineup.names,
         subject=lineup.subject,
         settings=settings,

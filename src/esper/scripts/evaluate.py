@@ -9,47 +9,22 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from esper.evidence.request import EvaluationRequest
 from esper.leyline import ExitCode
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
-    from esper.evidence.plan import EvaluationRequest
     from esper.evidence.report import Published
     from esper.evidence.results import RunResult
 
 
 def evaluate_command(
-    task: Annotated[str, tyro.conf.arg(help="What to evaluate on; `esper tasks` lists them.")] = "digits_blind",
-    arms: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            help="What to compare with wait_only: schedule, periodic, plateau, fragrow, heuristic, random, "
-            "static_final, static_wide, ppo_greedy, ppo_sampled, all, or a policy's folder. Default: fixed controllers."
-        ),
-    ] = (),
-    seeds: Annotated[int, tyro.conf.arg(help="Paired run seeds per arm; a claim needs 20.")] = 5,
-    policy: Annotated[tuple[str, ...], tyro.conf.arg(help="Runs or checkpoints of trained policies.")] = (),
-    subject: Annotated[
-        str | None,
-        tyro.conf.arg(help="Arm whose growth is judged; default: ppo_greedy, or schedule if there is no policy."),
-    ] = None,
-    blueprint: Annotated[
-        str | None, tyro.conf.arg(help="Seed that the schedule plants; default: one that suits the host.")
-    ] = None,
-    epochs: Annotated[
-        int | None, tyro.conf.arg(help="Epochs of every run; default: those of the policy's training, or the task's.")
-    ] = None,
-    budget: Annotated[
-        int | None, tyro.conf.arg(help="Most parameters a host and its seeds may have together, in every arm.")
-    ] = None,
+    request: Annotated[EvaluationRequest, tyro.conf.arg(name="")],
     workers: Annotated[int, tyro.conf.arg(help="Processes; the results do not depend on it.")] = 1,
-    data_dir: Annotated[Path | None, tyro.conf.arg(help="Where the data lies, if not in a usual place.")] = None,
-    out: Annotated[Path | None, tyro.conf.arg(help="Folder for results; default: runs/evaluate-TASK.")] = None,
     tune: Annotated[
         bool, tyro.conf.arg(help="Choose the parameters of fixed controllers on validation data, and stop there.")
     ] = False,
     tune_episodes: Annotated[int, tyro.conf.arg(help="Episodes that every tuned arm gets.")] = 64,
-    tuned: Annotated[Path | None, tyro.conf.arg(help="A tuned.json whose parameters fixed controllers use.")] = None,
     from_: Annotated[
         Path | None,
         tyro.conf.arg(name="from", help="A results.csv: make its report and figures again, run nothing."),
@@ -68,26 +43,11 @@ def evaluate_command(
 
     require_libraries()
     if from_ is not None:
-        _regenerate(from_, out)
+        _regenerate(from_, request.out)
         return
-    from esper.evidence.plan import EvaluationRequest
-
-    for flag, value in (("--seeds", seeds), ("--workers", workers)):
+    for flag, value in (("--seeds", request.seeds), ("--workers", workers)):
         if value < 1:
             raise ValueError(f"{flag} must be at least 1, got {value}")
-    request = EvaluationRequest(
-        task=task,
-        arms=arms,
-        num_seeds=seeds,
-        policies=policy,
-        subject=subject,
-        blueprint=blueprint,
-        epochs=epochs,
-        budget=budget,
-        tuned=tuned,
-        data_dir=data_dir,
-        folder=Path("runs") / f"evaluate-{task}" if out is None else out,
-    )
     if tune:
         _tune(request, tune_episodes, workers)
     else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.text import Text
 
+from esper.evidence.request import EvaluationRequest
 from esper.evidence.studies import STUDIES, log_problem, policy_config, start_policy
 from esper.leyline import ExitCode
 from esper.scripts.evaluate import evaluate_command
@@ -51,24 +53,21 @@ def study_command(
         if (start := start_policy(with_overrides(config, {"seed": seed}), path)) is not None:
             run_and_show(start, None)
             _require_whole_log(path)
-    common: dict[str, Any] = {
-        "task": config.task,
-        "epochs": config.episode_length,
-        "budget": config.param_budget,
-        "workers": count,
-        "out": folder / "evaluation",
-    }
-    tuned = folder / "evaluation" / "tuned.json"
+    request = EvaluationRequest(
+        task=config.task, epochs=config.episode_length, budget=config.param_budget, out=folder / "evaluation"
+    )
+    tuned = request.folder / "tuned.json"
     episodes = 16 if quick else study.tune_episodes
     if episodes and not tuned.is_file():
-        evaluate_command(**common, tune=True, tune_episodes=episodes)
-    evaluate_command(
-        **common,
+        evaluate_command(request, workers=count, tune=True, tune_episodes=episodes)
+    request = replace(
+        request,
         arms=("all",),
         policy=tuple(map(str, runs)),
         seeds=5 if quick else study.seeds,
         tuned=tuned if episodes else None,
     )
+    evaluate_command(request, workers=count)
 
 
 def _require_whole_log(path: Path) -> None:
