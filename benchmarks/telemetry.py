@@ -74,16 +74,15 @@ def over_budget(figures: Mapping[str, Any]) -> list[str]:
 def measure(config: TrainingConfig, level: str) -> dict[str, Any]:
     """Trains once at a level; times in microseconds per env step."""
     from esper.leyline import TelemetryLevel
-    from esper.nissa import TelemetryHub, begin_attempt
+    from esper.nissa import TelemetryHub
     from esper.simic.telemetry.telemetry_config import TelemetryConfig
     from esper.simic.training.recorder import Origin, RunRecorder
     from esper.simic.training.vectorized import AgentReads, open_trainer
     from esper.simic.training.vectorized_trainer import NeverStop
 
     with TemporaryDirectory(prefix="esper-") as folder:
-        begin_attempt(Path(folder), run_id="bench")
         telemetry = TelemetryConfig(level=TelemetryLevel[level.upper()], escalate_on_anomaly=False)
-        with TelemetryHub(Path(folder), run_id="bench", attempt=0, first_seq=0) as hub:
+        with TelemetryHub(Path(folder), run_id="bench") as hub:
             recorder = RunRecorder(hub, telemetry, keeper=None, origin=Origin(), reads=AgentReads)
             with open_trainer(config, recorder, NeverStop()) as trainer:
                 started = time.thread_time()

@@ -25,7 +25,7 @@ import torch
 
 from esper.karn.replay import replay
 from esper.leyline import EVENTS, TIMING_SUFFIXES, LoggedEvent, TelemetryLevel
-from esper.nissa import TelemetryHub, begin_attempt
+from esper.nissa import TelemetryHub
 from esper.runtime.data.cifar import FILES as CIFAR_FILES
 from esper.simic.run.environment import identity, identity_differences
 from esper.simic.run.run_state import STATE_FILE, run_files
@@ -72,13 +72,13 @@ def _write_noise_as_cifar(folder: Path) -> None:
 def play(config: TrainingConfig, data_dir: Path | None = None) -> dict[str, str]:
     """One run as a few hashes, by what they cover."""
     with TemporaryDirectory(prefix="esper-") as folder:
-        begin_attempt(Path(folder), run_id="replay")
-        with TelemetryHub(Path(folder), run_id="replay", attempt=0, first_seq=0, strict=True) as hub:
+        with TelemetryHub(Path(folder), run_id="replay") as hub:
             telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
             recorder = RunRecorder(hub, telemetry, keeper=None, origin=Origin(), reads=AgentReads)
             with open_trainer(config, recorder, NeverStop(), data_dir=data_dir) as trainer:
                 trainer.run()
                 files = run_files(trainer)
+            assert hub.close().complete, "events were lost"
         events = [event for event in replay(Path(folder)) if isinstance(event, LoggedEvent)]
     history = [asdict(row) for row in trainer.history]
     weights = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != STATE_FILE}

@@ -1,6 +1,5 @@
 """Learning checks read a log, pass on a sound one and name what is wrong with any other."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +9,7 @@ import pytest
 
 from esper.evidence.learning_checks import check_training
 from esper.leyline import HEAD_NAMES, CriticFit, EpisodeCompleted, PPOUpdateCompleted, TelemetryEventType
-from tests.karn.logs import RUN_ID, LogWriter, ended, episode_completed, head_update, ppo_update, started
+from tests.karn.logs import LogWriter, ended, episode_completed, head_update, ppo_update, seal, started
 
 T = TelemetryEventType
 ROUNDS, ENVS = 10, 40
@@ -54,8 +53,7 @@ class Story:
             log.seq += number == self.lost_after
         if self.has_end:
             log.emit(T.RUN_ENDED, ended())
-        manifest = {"v": 1, "run": RUN_ID, "group": "main", "attempts": [], "segments": []}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        seal(folder)
 
 
 def failed(story: Story, folder: Path) -> list[str]:

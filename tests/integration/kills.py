@@ -11,7 +11,7 @@ from pathlib import Path
 
 from esper.karn.integrity import check_run
 from esper.leyline import EVENTS, TIMING_SUFFIXES, TelemetryEventType
-from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE, SEGMENTS_DIR
+from esper.leyline.rundir import CHECKPOINTS_DIR, event_files
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.run.run_state import STATE_FILE
 
@@ -49,7 +49,7 @@ def kill_and_resume(run: Path, delays_s: list[float], workers: int) -> int:
     for delay_s in delays_s[1:]:
         started = time.time()
         process = launch("--resume", run, "--workers", workers)
-        _await(lambda since=started: _written_since(run / EVENTS_FILE, since), process)
+        _await(lambda since=started: _written_since(run, since), process)
         kills += _kill_after(delay_s, process)
         check_prefix(run)
     return kills
@@ -60,7 +60,7 @@ def kill_before_checkpoint(run: Path) -> None:
     process = launch(
         "ppo", *FLAGS, "--episode-length", 400, "--runs", run.parent, "--run-id", run.name, "--workers", 1
     )  # fmt: skip
-    kill_when(lambda: b"EPOCH_COMPLETED" in _content(run / EVENTS_FILE), process)
+    kill_when(lambda: b"EPOCH_COMPLETED" in _content(run), process)
     assert checkpoints(run) == []
 
 
@@ -75,15 +75,13 @@ def check_prefix(run: Path) -> None:
     assert found.num_lines > 0
 
 
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+def _content(run: Path) -> bytes:
+    return b"".join(file.path.read_bytes() for file in event_files(run))
 
 
-def _written_since(log: Path, wall: float) -> bool:
-    try:
-        return log.stat().st_mtime >= wall
-    except FileNotFoundError:  # between closing one segment and opening the next
-        return False
+def _written_since(run: Path, wall: float) -> bool:
+    newest = event_files(run)[-1].path.stat()
+    return newest.st_size > 0 and newest.st_mtime >= wall
 
 
 def kill_when(sign: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -134,15 +132,13 @@ def final_bits(run: Path) -> dict[str, object]:
 
 def lines(run: Path) -> list[dict[str, object]]:
     """Every complete line of the log, in the order of writing."""
-    paths = [*sorted((run / SEGMENTS_DIR).glob("*.jsonl")), run / EVENTS_FILE]
-    content = [line for path in paths if path.exists() for line in path.read_bytes().split(b"\n")[:-1]]
+    content = [line for file in event_files(run) for line in file.path.read_bytes().split(b"\n")[:-1]]
     return [json.loads(line) for line in content]
 
 
 def canonical(run: Path) -> list[dict[str, object]]:
     """The events that count: what a later attempt wrote again appears once."""
-    manifest = json.loads((run / "manifest.json").read_text())
-    first = {entry["attempt"]: entry["first_seq"] for entry in manifest["attempts"]}
+    first = {file.attempt: file.first_seq for file in event_files(run)}
     return [
         event
         for event in lines(run)

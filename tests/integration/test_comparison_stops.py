@@ -4,16 +4,16 @@ import errno
 import json
 import os
 import signal
-from dataclasses import replace
 
 import pytest
 
 from esper.karn.integrity import check_run
 from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE
-from esper.nissa.jsonl import LogFile
+from esper.nissa import HubLimits, TelemetryHub
+from esper.nissa.log_file import LogFile
 from esper.scripts.cli import main
+from esper.simic.telemetry import opening
 from esper.simic.training import vectorized
-from esper.simic.training.config import TrainingConfig
 from esper.simic.training.recorder import RunRecorder
 from tests.integration.kills import lines
 from tests.integration.losses import lose_one
@@ -145,12 +145,10 @@ def test_sides_of_the_same_name_are_told_apart(tmp_path, capsys):
 
 
 def test_a_loss_on_either_side_stops_the_comparison(tmp_path, monkeypatch, capsys):
-    original = TrainingConfig.telemetry
+    def lossy(*given, **named):
+        return TelemetryHub(*given, **named, limits=HubLimits(queue_capacity=1 if named["group"] == "sparse" else 8192))
 
-    def lossy(config):
-        return replace(original(config), queue_capacity=1 if config.reward_mode == "sparse" else 8192)
-
-    monkeypatch.setattr(TrainingConfig, "telemetry", lossy)
+    monkeypatch.setattr(opening, "TelemetryHub", lossy)
     assert compare(tmp_path, "--rounds", 5) == 3
     told = capsys.readouterr()
     assert "stopping after this round: the event log is not complete" in told.err

@@ -7,11 +7,12 @@ import shutil
 import pytest
 
 from esper.leyline import CheckpointError, StorageError
-from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE
+from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.scripts.cli import main
 from esper.simic.run import checkpoint_schedule
 from esper.simic.run.session import start_again
 from tests.integration.kills import lines
+from tests.nissa.events import log_path
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1", "--checkpoint-s", "0"]
 
@@ -77,12 +78,12 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_older_one(run, file, damag
 def test_when_all_are_damaged_nothing_is_trained(run, capsys):
     for folder in (run / CHECKPOINTS_DIR).iterdir():
         flip(folder / "policy.safetensors")
-    before = (run / EVENTS_FILE).read_bytes()
+    before = log_path(run).read_bytes()
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(run)])
     assert caught.value.code == 4
     assert "none of 2 checkpoints is valid" in capsys.readouterr().err
-    assert (run / EVENTS_FILE).read_bytes() == before
+    assert log_path(run).read_bytes() == before
 
 
 def test_a_checkpoint_of_another_run_is_refused(run, tmp_path, capsys):

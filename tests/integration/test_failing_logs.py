@@ -10,20 +10,21 @@ import pytest
 
 from esper.karn.integrity import check_run
 from esper.leyline import EVENTS
-from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_FILE
+from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.scripts.cli import main
 from tests.integration.kills import lines, training_facts
+from tests.nissa.events import log_path
 
 ROUNDS = 6
 RUN = ("ppo", "--preset", "smoke", "--task", "digits_mlp", "--workers", "1", "--rounds", str(ROUNDS),
        "--checkpoint-s", "0", "--run-id", "a")  # fmt: skip
 CHILD = """
 import os, sys
-from esper.nissa import jsonl
+from esper.nissa import log_file
 from esper.scripts.cli import main
 
 code, num_failures = map(int, sys.argv[1:3])
-write_all, rounds = jsonl.write_all, 0
+write_all, rounds = log_file.write_all, 0
 
 def write_some(fd, content):
     global rounds, num_failures
@@ -34,7 +35,7 @@ def write_some(fd, content):
     write_all(fd, content)
     rounds += bytes(content).count(b"ROUND_COMPLETED")
 
-jsonl.write_all = write_some
+log_file.write_all = write_some
 main(["train", *sys.argv[3:]])
 """
 """After two rounds, writes to the log take a few bytes and fail with this error, this often in a row."""
@@ -95,7 +96,7 @@ def test_a_log_that_stays_forbidden_ends_with_its_own_exit_code_and_can_be_made_
     kept = max(saved(run))
     assert 0 < kept < ROUNDS
     assert f"Rounds after the first {kept} are not saved" in done.stdout
-    content = (run / EVENTS_FILE).read_bytes()
+    content = log_path(run).read_bytes()
     assert content.endswith(b"\n"), "no half line"
     found = check_run(run)
     assert found.problems == ("no end marker: the last event is not RUN_ENDED",)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
+from esper.leyline.rundir import STATUS_FILE
 
 RUN = ["--preset", "smoke", "--task", "digits_blind", "--envs", "2", "--workers", "2", "--worker-kind", "process"]
 
@@ -25,7 +25,7 @@ def test_a_request_to_the_whole_group_stops_the_run_at_once(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    log = tmp_path / "a" / EVENTS_FILE
+    log = tmp_path / "a" / "events" / "a000-s0.jsonl"
     end = time.monotonic() + 120.0
     while not (log.is_file() and "EPOCH_COMPLETED" in log.read_text()):
         assert process.poll() is None, process.communicate()

@@ -6,7 +6,6 @@ import random
 import pytest
 
 from esper.karn.integrity import check_run
-from esper.leyline.rundir import EVENTS_FILE
 from esper.scripts.cli import main
 from tests.integration.kills import (
     check_prefix,
@@ -17,6 +16,7 @@ from tests.integration.kills import (
     run_through,
     training_facts,
 )
+from tests.nissa.events import log_path
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +43,12 @@ def test_a_kill_before_the_first_checkpoint_leaves_a_readable_log_and_no_way_to_
     run = tmp_path / "killed"
     kill_before_checkpoint(run)
     check_prefix(run)
-    before = (run / EVENTS_FILE).read_bytes()
+    before = log_path(run).read_bytes()
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(run)])
     assert caught.value.code == 4
     assert "no checkpoint yet" in capsys.readouterr().err
-    assert (run / EVENTS_FILE).read_bytes() == before
+    assert log_path(run).read_bytes() == before
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from esper.karn.integrity import check_run
 from esper.karn.replay import replay
 from esper.leyline import TelemetryEventType
 from esper.leyline.rundir import CHECKPOINTS_DIR
-from esper.nissa import TelemetryHub, begin_attempt, hub
-from esper.nissa.jsonl import LogFile
+from esper.nissa import HubLimits, TelemetryHub, hub
+from esper.nissa.log_file import LogFile
 from esper.nissa.writer import LogWriter
 from esper.scripts import study
 from esper.scripts.cli import main
@@ -22,7 +22,6 @@ from esper.scripts.train import run_and_show
 from esper.simic.client import SimicClient
 from esper.simic.run import session
 from esper.simic.run.session import LogWatch
-from esper.simic.training.config import TrainingConfig
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.integration.kills import lines, training_facts
 from tests.integration.losses import lose_one
@@ -69,8 +68,7 @@ def saved(run):
 
 def test_a_run_that_needs_its_whole_log_stops_when_it_loses_an_event(tmp_path, monkeypatch, capsys):
     """A queue of one is full most of the time, so events that may be lost are lost in the first round."""
-    original = TrainingConfig.telemetry
-    monkeypatch.setattr(TrainingConfig, "telemetry", lambda config: replace(original(config), queue_capacity=1))
+    monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "limits", HubLimits(queue_capacity=1))
     start = session.start_new(replace(TINY, rounds=4, require_complete=True), tmp_path, "a")
     with pytest.raises(SystemExit) as caught:
         run_and_show(start, None)
@@ -121,8 +119,7 @@ def test_only_an_error_that_is_not_over_by_the_boundary_stops_a_run_that_lost_no
     which, stops, tmp_path, monkeypatch
 ):
     fail_syncs(monkeypatch, which)
-    begin_attempt(tmp_path, run_id="a")
-    with TelemetryHub(tmp_path, run_id="a", attempt=0, first_seq=0, require_complete=True) as log:
+    with TelemetryHub(tmp_path, run_id="a", require_complete=True) as log:
         assert not log.flush(10, fsync=True)
         watch = LogWatch(NeverStop(), log)
         assert watch.after_round == stops
@@ -142,8 +139,7 @@ def test_a_study_whose_log_could_not_be_made_durable_once_is_done(tmp_path, monk
 
 
 def test_losses_do_not_stop_a_run_that_may_have_them(tmp_path, monkeypatch, capsys):
-    original = TrainingConfig.telemetry
-    monkeypatch.setattr(TrainingConfig, "telemetry", lambda config: replace(original(config), queue_capacity=1))
+    monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "limits", HubLimits(queue_capacity=1))
     assert train(tmp_path, "--rounds", 2) == 3
     told = capsys.readouterr()
     assert "Done. All but a part of the event log is in" in told.out
@@ -172,7 +168,7 @@ def test_a_writer_that_fails_ends_the_run_at_the_next_boundary(tmp_path, monkeyp
 
 
 def test_too_many_events_in_memory_end_the_run(tmp_path, monkeypatch, capsys):
-    def append(self, text, seqs):
+    def append(self, text):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(LogFile, "append", append)
@@ -236,7 +232,7 @@ def test_a_resume_on_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("esper.nissa.segments.write_atomic", full)
+    monkeypatch.setattr("esper.nissa.log_file.sync_directory", full)
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(tmp_path / "a"), "--rounds", "2"])
     assert caught.value.code == 6

@@ -1,4 +1,4 @@
-"""A log that ended in good order has a hash, and what is changed afterwards is found, also once the run went on."""
+"""A log that ended in good order has a checksum, and what is changed afterwards is found, also once the run went on."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from esper.karn.integrity import check_run
-from esper.leyline.rundir import EVENTS_FILE
-from esper.nissa import begin_attempt, read_manifest
-from esper.nissa.jsonl import LogFile
-from tests.nissa.events import ended, open_hub, trend
+from esper.leyline.rundir import event_files
+from esper.nissa.log_file import LogFile
+from tests.nissa.events import ended, log_path, open_hub, trend
 
 
-def written(run: Path, **options: int) -> None:
-    with open_hub(run, **options) as hub:
+def written(run: Path, first_seq: int = 0) -> None:
+    with open_hub(run, first_seq=first_seq) as hub:
         hub.emit(trend())
         hub.emit(ended())
 
@@ -25,20 +24,15 @@ def change_one_digit(path: Path) -> None:
     path.write_bytes(text[:place] + (b"7" if text[place : place + 1] != b"7" else b"8") + text[place + 1 :])
 
 
-def test_a_changed_figure_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_changed_figure_is_found_also_after_a_resume(tmp_path: Path, resumed: bool) -> None:
     written(tmp_path)
     assert check_run(tmp_path).complete
-    change_one_digit(tmp_path / EVENTS_FILE)
+    change_one_digit(log_path(tmp_path))
+    if resumed:
+        written(tmp_path, first_seq=2)
     (problem,) = check_run(tmp_path).problems
-    assert problem.startswith(f"{EVENTS_FILE}: sha256 mismatch (bit damage?)")
-
-
-def test_a_figure_changed_before_a_resume_is_found_after_it(tmp_path: Path) -> None:
-    written(tmp_path)
-    change_one_digit(tmp_path / EVENTS_FILE)
-    written(tmp_path, first_seq=2)
-    (problem,) = check_run(tmp_path).problems
-    assert problem.startswith("segments/a000-p0000.jsonl: sha256 mismatch (bit damage?)")
+    assert problem.startswith("events/a000-s0.jsonl: sha256 mismatch (bit damage?)")
 
 
 def test_a_resume_of_what_was_left_alone_is_sound(tmp_path: Path) -> None:
@@ -47,14 +41,15 @@ def test_a_resume_of_what_was_left_alone_is_sound(tmp_path: Path) -> None:
     assert check_run(tmp_path).complete
 
 
-def test_while_a_log_is_written_it_has_no_seal(tmp_path: Path) -> None:
+def test_while_a_log_is_written_it_has_no_checksum(tmp_path: Path) -> None:
     written(tmp_path)
-    manifest = begin_attempt(tmp_path, run_id=None, first_seq=2)
-    assert manifest.active is None
-    assert manifest.segments[-1].num_lines == 2
+    with open_hub(tmp_path, first_seq=2):
+        old, new = event_files(tmp_path)
+        assert (old.checksum_path.exists(), new.checksum_path.exists()) == (True, False)
+        assert check_run(tmp_path).damage == ()
 
 
-def test_a_manifest_that_cannot_be_written_at_the_end_is_told(
+def test_a_checksum_that_cannot_be_written_at_the_end_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(self: LogFile) -> None:
@@ -66,7 +61,6 @@ def test_a_manifest_that_cannot_be_written_at_the_end_is_told(
     report = hub.close()
     assert not report.complete
     assert report.num_unwritten == 0
-    assert "its manifest cannot be (OSError: [Errno 28] No space left on device)" in capsys.readouterr().err
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    assert manifest.active is None
+    assert "its checksum cannot be (OSError: [Errno 28] No space left on device)" in capsys.readouterr().err
+    (problem,) = check_run(tmp_path).problems
+    assert "has no checksum" in problem

@@ -59,6 +59,7 @@ from esper.leyline import (
     WorkerStateChanged,
     join_path,
 )
+from esper.leyline.rundir import event_file
 
 T = TelemetryEventType
 RUN_ID = "20260101-000000-abc123"
@@ -73,8 +74,8 @@ class LogWriter:
     def __init__(self, folder: Path, *, run: str = RUN_ID, attempt: int = 0, first_seq: int = 0) -> None:
         self.folder, self.run, self.attempt, self.seq = folder, run, attempt, first_seq
         self.group = "main"
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / "events.jsonl"
+        self.path = event_file(folder, attempt, first_seq).path
+        self.path.parent.mkdir(parents=True, exist_ok=True)
 
     def line(
         self,
@@ -120,37 +121,12 @@ class LogWriter:
         with self.path.open("ab") as file:
             file.write(line)
 
-    def rotate(self, part: int = 0) -> Path:
-        """Closes the active file, as the writer of real logs does."""
-        target = self.folder / "segments" / f"a{self.attempt:03d}-p{part:04d}.jsonl"
-        target.parent.mkdir(exist_ok=True)
-        return self.path.rename(target)
 
-
-def write_manifest(folder: Path, *, attempts: Mapping[int, int] | None = None, run: str = RUN_ID) -> None:
-    """The manifest as the writer of real logs leaves it, written here by hand; attempts with their first numbers."""
-    segments = []
-    for path in sorted((folder / "segments").glob("*.jsonl")):
-        content = path.read_bytes()
-        lines = content.splitlines(keepends=True)
-        whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
-        segments.append(
-            {
-                "name": path.name,
-                "attempt": whole[0]["attempt"],
-                "first_seq": whole[0]["seq"],
-                "last_seq": whole[-1]["seq"],
-                "num_lines": len(whole),
-                "num_bytes": len(content),
-                "sha256": hashlib.sha256(content).hexdigest(),
-                "torn_tail_bytes": 0 if lines[-1].endswith(b"\n") else len(lines[-1]),
-            }
-        )
-    begun = [
-        {"attempt": attempt, "first_seq": seq, "started_wall": WALL + seq} for attempt, seq in (attempts or {}).items()
-    ]
-    manifest = {"v": 1, "run": run, "group": "main", "attempts": begun, "segments": segments}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+def seal(folder: Path) -> None:
+    """Writes the checksums as the writer of real logs leaves them."""
+    for path in (folder / "events").glob("*.jsonl"):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        path.with_name(f"{path.name}.sha256").write_text(f"{digest}  {path.name}\n")
 
 
 def plain(value: object, path: tuple[str | int, ...], nonfinite: dict[str, str]) -> Any:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.karn.codec import LineError, NewerSchema, decode_line, with_nonfinite_words
-from esper.leyline import SCHEMA_VERSION, TelemetryEventType
+from esper.karn.columns import without_none
+from esper.leyline import EVENTS, SCHEMA_VERSION, TelemetryEventType
 from tests.karn.logs import PAYLOADS, RUN_ID, WALL, LogWriter, T, episode_completed, ids_of, ppo_update
 
 
@@ -69,7 +73,7 @@ def test_fields_of_a_later_build_are_ignored(log: LogWriter) -> None:
 def test_a_newer_version_is_refused_with_advice(log: LogWriter) -> None:
     entry = json.loads(log.line(T.RUN_ENDED, PAYLOADS[T.RUN_ENDED]()))
     entry["v"] = SCHEMA_VERSION + 1
-    with pytest.raises(NewerSchema, match=f"version {SCHEMA_VERSION + 1}, this Esper reads up to {SCHEMA_VERSION}"):
+    with pytest.raises(NewerSchema, match=f"version {SCHEMA_VERSION + 1}, this Esper reads {SCHEMA_VERSION}"):
         decode_line(json.dumps(entry).encode())
     del entry["run"], entry["type"]  # whatever a newer version made of the rest
     with pytest.raises(NewerSchema):
@@ -110,3 +114,54 @@ def test_damage_is_a_line_error(change: str, log: LogWriter) -> None:
     line = log.line(T.RUN_ENDED, PAYLOADS[T.RUN_ENDED]())
     with pytest.raises(LineError):
         decode_line(broken(line, change))
+
+
+# ---- every optional field of every payload
+
+POLICY = "esper.leyline.policy_payloads"
+"""Records that the learner fills completely; their fields are all required."""
+
+
+def optional_paths(record: Any, tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a tree of JSON values has a field that may be null."""
+    for name, hint in get_type_hints(record).items():
+        if without_none(hint) is not hint:
+            yield (*path, name)
+        yield from _inside(without_none(hint), tree[name], (*path, name))
+
+
+def _inside(hint: Any, tree: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if tree is None:
+        return
+    if is_dataclass(hint):
+        yield from optional_paths(hint, tree, path)
+    elif isinstance(tree, list):
+        for place, part in enumerate(tree):
+            yield from _inside(hint.__args__[0], part, (*path, place))
+    elif isinstance(tree, dict):
+        for key, part in tree.items():
+            yield from _inside(hint.__args__[1], part, (*path, key))
+
+
+def parent_of(tree: Any, path: tuple[Any, ...]) -> Any:
+    for part in path[:-1]:
+        tree = tree[part]
+    return tree
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TelemetryEventType if EVENTS[kind].payload.__module__ != POLICY])
+def test_any_optional_field_may_be_absent_and_no_other(kind: TelemetryEventType, log: LogWriter) -> None:
+    payload = PAYLOADS[kind]()
+    line = log.line(kind, payload, **ids_of(kind))
+    optional = set(optional_paths(type(payload), json.loads(line)["data"]))
+    for path in optional:
+        null, absent = json.loads(line), json.loads(line)
+        parent_of(null["data"], path)[path[-1]] = None
+        del parent_of(absent["data"], path)[path[-1]]
+        assert decode_line(json.dumps(absent).encode()) == decode_line(json.dumps(null).encode()), path
+    for name in get_type_hints(type(payload)):
+        if (name,) not in optional:
+            entry = json.loads(line)
+            del entry["data"][name]
+            with pytest.raises(LineError, match=f"missing required field `{name}`"):
+                decode_line(json.dumps(entry).encode())

@@ -52,7 +52,7 @@ def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_damaged_attempt_number_inside_a_file_starts_no_attempt(content: bytes, tmp_path: Path) -> None:
     lines = content.splitlines(keepends=True)
     lines[5] = lines[5].replace(b'"attempt": 0', b'"attempt": 7', 1)
-    (tmp_path / "events.jsonl").write_bytes(b"".join(lines))
+    LogWriter(tmp_path).path.write_bytes(b"".join(lines))
     read_in_every_way(tmp_path)
     assert len(Follower(tmp_path).poll().items) == len(lines)
 
@@ -73,7 +73,7 @@ def test_bytes_changed_lost_or_doubled_anywhere(seed: int, content: bytes, tmp_p
                 damaged[place:place] = damaged[place : place + rng.randint(1, 300)]
             case 3:
                 damaged[place] = rng.choice(b'0123456789.-\n"{}[],')
-    (tmp_path / "events.jsonl").write_bytes(damaged)
+    LogWriter(tmp_path).path.write_bytes(damaged)
     with suppress(NewerSchema):  # a changed digit can make the version a newer one
         read_in_every_way(tmp_path)
 
@@ -89,7 +89,7 @@ def test_the_end_of_a_log_may_be_anywhere(content: bytes, tmp_path: Path) -> Non
 
 
 def replay_of(content: bytes, folder: Path) -> list[object]:
-    (folder / "events.jsonl").write_bytes(content)
+    LogWriter(folder).path.write_bytes(content)
     return list(replay(folder))
 
 

@@ -9,11 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.karn import integrity
 from esper.karn.integrity import check_run
-from esper.karn.replay import read_manifest
-from esper.leyline import RunManifest
-from tests.karn.logs import RUN_ID, LogWriter, T, ended, events_dropped, started, write_manifest, write_round
+from tests.karn.logs import RUN_ID, LogWriter, T, ended, events_dropped, seal, started, write_round
 
 
 @pytest.fixture
@@ -22,16 +19,14 @@ def run(tmp_path: Path) -> Path:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
     write_round(log, 0)
-    log.rotate(0)
     resume_at = log.seq
     write_round(log, 1)
     log.write(b'{"v":1,"ru')
-    log.rotate(1)
     log = LogWriter(tmp_path, attempt=1, first_seq=resume_at)
     log.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
     write_round(log, 1)
     log.emit(T.RUN_ENDED, ended())
-    write_manifest(tmp_path)
+    seal(tmp_path)
     return tmp_path
 
 
@@ -42,59 +37,76 @@ def test_a_sound_run_is_complete_torn_tail_and_second_attempt_included(run: Path
     assert found.torn_tail_bytes == 10
     assert found.num_superseded > 0
     assert (found.run, found.group, found.has_end, found.num_missing_seq) == (RUN_ID, "main", True, 0)
-    lines = sum(path.read_bytes().count(b"\n") for path in [*run.glob("segments/*"), run / "events.jsonl"])
+    lines = sum(path.read_bytes().count(b"\n") for path in run.glob("events/*.jsonl"))
     assert found.num_lines == lines
 
 
+FIRST = "events/a000-s0.jsonl"
+
+
+def second(run: Path) -> Path:
+    """The log of the second attempt."""
+    (path,) = run.glob("events/a001-*.jsonl")
+    return path
+
+
 def flip_bit(run: Path) -> None:
-    path = run / "segments" / "a000-p0000.jsonl"
+    path = run / FIRST
     content = bytearray(path.read_bytes())
     content[content.index(b"digits_mlp")] ^= 1
     path.write_bytes(content)
 
 
-def cut_segment(run: Path) -> None:
-    path = run / "segments" / "a000-p0000.jsonl"
+def cut_file(run: Path) -> None:
+    path = run / FIRST
     path.write_bytes(path.read_bytes()[:-20])
 
 
 def spoil_line(run: Path) -> None:
-    path = run / "events.jsonl"
+    path = second(run)
     path.write_bytes(path.read_bytes().replace(b'"type": "ROUND_COMPLETED"', b'"type": "ROUND_COMPLETEX"'))
 
 
 def drop_line(run: Path) -> None:
-    path = run / "events.jsonl"
+    path = second(run)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3] + lines[5:]))
 
 
 def repeat_line(run: Path) -> None:
-    path = run / "events.jsonl"
+    path = second(run)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:3] + lines[2:]))
 
 
 def drop_end(run: Path) -> None:
-    path = run / "events.jsonl"
+    path = second(run)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
+def other_attempt(run: Path) -> None:
+    path = second(run)
+    path.write_bytes(path.read_bytes().replace(b'"attempt": 1', b'"attempt": 7', 1))
+
+
 def stranger(run: Path) -> None:
-    path = run / "events.jsonl"
+    path = second(run)
     path.write_bytes(path.read_bytes().replace(RUN_ID.encode(), b"20260101-000000-ffffff"))
 
 
 BREAKS: list[tuple[Callable[[Path], object], str]] = [
-    (flip_bit, "a000-p0000.jsonl: sha256 mismatch"),
-    (cut_segment, "a000-p0000.jsonl has .* bytes, manifest.json says"),
-    (lambda run: (run / "segments" / "a000-p0001.jsonl").unlink(), "a000-p0001.jsonl is in manifest.json but not"),
-    (lambda run: (run / "manifest.json").unlink(), "manifest.json is missing; make it again with --rebuild"),
-    (lambda run: (run / "manifest.json").write_text("{"), r"manifest.json is damaged .*--rebuild"),
-    (spoil_line, r"events.jsonl at byte \d+: .*ROUND_COMPLETEX"),
+    (flip_bit, "a000-s0.jsonl: sha256 mismatch"),
+    (cut_file, "a000-s0.jsonl: sha256 mismatch"),
+    (lambda run: (run / FIRST).unlink(), "a000-s0.jsonl is missing, although its checksum is there"),
+    (lambda run: [path.unlink() for path in run.glob("events/a000*")], "the log of attempt 0 is missing"),
+    (lambda run: (run / f"{FIRST}.sha256").unlink(), "a000-s0.jsonl has no checksum"),
+    (lambda run: (run / f"{FIRST}.sha256").write_text("{"), "a000-s0.jsonl: sha256 mismatch"),
+    (lambda run: second(run).with_suffix(".jsonl.sha256").unlink(), "a001-s.* has no checksum"),
+    (spoil_line, r"a001-s\d+.jsonl at byte \d+: .*ROUND_COMPLETEX"),
     (drop_line, r"seq \d+ to \d+ are missing, and EVENTS_DROPPED does not explain"),
-    (repeat_line, r"events.jsonl at byte \d+: seq \d+ comes twice or too late"),
+    (repeat_line, r"a001-s\d+.jsonl at byte \d+: seq \d+ comes twice or too late"),
     (drop_end, "no end marker"),
+    (other_attempt, r"a001-s\d+.jsonl at byte \d+: attempt 7 in the file of attempt 1"),
     (stranger, r"run 20260101-000000-ffffff of group main in the log of"),
 ]
 
@@ -108,14 +120,6 @@ def test_every_kind_of_damage_is_found_and_named(damage: Callable[[Path], object
         raise AssertionError("; ".join(found.problems))
 
 
-def test_a_segment_that_the_manifest_does_not_know_is_a_problem(run: Path) -> None:
-    write_manifest(run)
-    (run / "segments" / "a000-p0001.jsonl").rename(run / "segments" / "a000-p0002.jsonl")
-    problems = "; ".join(check_run(run).problems)
-    assert "a000-p0001.jsonl is in manifest.json but not on disk" in problems
-    assert "a000-p0002.jsonl is not in manifest.json" in problems
-
-
 @pytest.mark.parametrize(("counts", "sound"), [({"ACTION_TAKEN": 2, "EPOCH_COMPLETED": 1}, True), ({"A": 2}, False)])
 def test_a_gap_is_sound_exactly_if_the_log_explains_it(counts: dict[str, int], sound: bool, tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
@@ -125,25 +129,21 @@ def test_a_gap_is_sound_exactly_if_the_log_explains_it(counts: dict[str, int], s
     log.seq += 2
     log.emit(T.EVENTS_DROPPED, events_dropped(counts=counts, first_seq=1, last_seq=4))
     log.emit(T.RUN_ENDED, ended())
-    write_manifest(tmp_path)
+    seal(tmp_path)
     found = check_run(tmp_path)
     assert found.num_missing_seq == 3
     assert found.complete is sound, found.problems
 
 
-def test_a_rotation_during_the_check_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_is_being_written_needs_no_checksum_yet(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
     write_round(log, 0)
-    write_manifest(tmp_path)
-
-    def read_after_rotation(run_dir: Path) -> RunManifest:
-        log.rotate()
-        write_manifest(tmp_path)
-        return read_manifest(run_dir)
-
-    monkeypatch.setattr(integrity, "read_manifest", read_after_rotation)
     assert check_run(tmp_path).damage == ()
+    log.emit(T.RUN_ENDED, ended())
+    seal(tmp_path)
+    LogWriter(tmp_path, attempt=1, first_seq=log.seq).path.touch()
+    assert check_run(tmp_path).complete, "a new attempt that has written nothing yet"
 
 
 def log_with_a_gap(folder: Path, told: list[range], *, lost: int) -> None:
@@ -155,7 +155,7 @@ def log_with_a_gap(folder: Path, told: list[range], *, lost: int) -> None:
         drop = events_dropped(counts={"ACTION_TAKEN": len(seqs)}, first_seq=seqs.start, last_seq=seqs.stop - 1)
         log.emit(T.EVENTS_DROPPED, drop)
     log.emit(T.RUN_ENDED, ended())
-    write_manifest(folder)
+    seal(folder)
 
 
 def test_a_gap_that_is_explained_in_part_is_not_explained(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_an_end_that_something_follows_is_no_end(tmp_path: Path) -> None:
     log.emit(T.RUN_STARTED, started())
     log.emit(T.RUN_ENDED, ended())
     write_round(log, 0)
-    write_manifest(tmp_path)
+    seal(tmp_path)
     assert check_run(tmp_path).problems == ("no end marker: the last event is not RUN_ENDED",)
 
 
@@ -193,7 +193,7 @@ def test_any_gaps_are_sound_exactly_if_every_loss_is_told(
     ]
     lines.append(log.line(T.RUN_ENDED, ended()))
     log.write(b"".join(line for seq, line in enumerate(lines) if seq not in lost))
-    write_manifest(folder)
+    seal(folder)
     found = check_run(folder)
     assert found.complete is (lost == told), found.problems
     assert (found.num_missing_seq, found.num_dropped) == (len(lost), len(told))

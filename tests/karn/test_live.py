@@ -17,7 +17,7 @@ from rich.text import Text
 from esper.karn.live import LiveConsole, PatientFile, RunProgress, run_console
 from esper.leyline import LoggedEvent, Severity, TelemetryEventType, make_event
 from esper.leyline.rundir import CHECKPOINTS_DIR
-from esper.nissa import NullHub
+from esper.nissa import Hub
 from tests.karn.logs import action_taken, anomaly, checkpoint, ended, epoch_completed, round_completed, started
 
 T = TelemetryEventType
@@ -197,7 +197,7 @@ def test_a_screen_that_blocks_holds_nobody_up(capsys: pytest.CaptureFixture[str]
             release.wait(60)
             return len(text)
 
-    hub = NullHub(backends=(screen(Blocking()),))
+    hub = Hub(backends=(screen(Blocking()),))
     for number in range(4):
         hub.emit(make_event(T.ROUND_COMPLETED, round_completed(), round=number))
         hub.progress("play", round=number, epoch=0)

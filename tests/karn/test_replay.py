@@ -1,4 +1,4 @@
-"""Reading run directories: torn tails, damage, attempts, rotation, and logs that grow while they are read."""
+"""Reading run directories: torn tails, damage, attempts, and logs that grow while they are read."""
 
 from __future__ import annotations
 
@@ -8,27 +8,17 @@ from pathlib import Path
 
 import pytest
 
-import esper.karn.replay as replay_module
 from esper.karn.codec import NewerSchema
 from esper.karn.integrity import check_run
 from esper.karn.replay import BadLine, Follower, LogItem, find_run, find_runs, replay
 from esper.karn.view import RunView
 from esper.leyline import SCHEMA_VERSION, LoggedEvent
-from tests.karn.logs import LogWriter, T, ended, read_view, started, write_manifest, write_round, write_run
+from tests.karn.logs import LogWriter, T, ended, read_view, started, write_round, write_run
 
 
 def places(items: list[LogItem]) -> list[tuple[int, int]]:
     assert all(isinstance(item, LoggedEvent) for item in items)
     return [(item.attempt, item.seq) for item in items if isinstance(item, LoggedEvent)]
-
-
-def test_segments_come_before_the_active_file_in_order_of_writing(tmp_path: Path) -> None:
-    log = LogWriter(tmp_path)
-    for part in (0, 1, 2):
-        write_round(log, part)
-        log.rotate(part)
-    log.emit(T.RUN_ENDED, ended())
-    assert places(list(replay(tmp_path))) == [(0, seq) for seq in range(log.seq)]
 
 
 def test_what_follows_the_last_newline_is_no_event_and_no_damage(tmp_path: Path) -> None:
@@ -50,7 +40,7 @@ def test_damage_in_the_middle_is_named_by_file_and_byte(tmp_path: Path) -> None:
     log.emit(T.RUN_ENDED, ended())
     first, bad, last = replay(tmp_path)
     assert isinstance(bad, BadLine)
-    assert (bad.file, bad.offset) == ("events.jsonl", size)
+    assert (bad.file, bad.offset) == ("events/a000-s0.jsonl", size)
     assert places([first, last]) == [(0, 0), (0, 1)]
 
 
@@ -69,8 +59,6 @@ def resumed(folder: Path, *, starts: list[int], lengths: list[int]) -> list[tupl
         owner = {seq: who for seq, who in owner.items() if seq < start}
         for _ in range(length):
             owner[log.emit(T.RUN_STARTED, started())] = attempt
-        if attempt < len(starts) - 1:
-            log.rotate()
     return sorted((who, seq) for seq, who in owner.items())
 
 
@@ -102,45 +90,34 @@ def spoil(path: Path, place: int) -> None:
 @pytest.mark.parametrize(
     "read", [replay, lambda folder: Follower(folder).poll().items, checked], ids=["replay", "follower", "verify"]
 )
-def test_an_attempt_begins_where_the_manifest_says_though_its_first_line_is_damaged(
+def test_an_attempt_begins_where_the_name_of_its_file_says_though_its_first_line_is_damaged(
     read: Callable[[Path], Iterable[LogItem]], tmp_path: Path
 ) -> None:
     wanted = resumed(tmp_path, starts=[0, 4], lengths=[9, 3])
-    write_manifest(tmp_path, attempts={0: 0, 1: 4})
     assert places(list(read(tmp_path))) == wanted == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
-    spoil(tmp_path / "events.jsonl", 0)
+    spoil(tmp_path / "events" / "a001-s4.jsonl", 0)
     kept = [item for item in read(tmp_path) if isinstance(item, LoggedEvent)]
     assert places(list(kept)) == [place for place in wanted if place != (1, 4)]
 
 
-@pytest.mark.parametrize("manifest", [None, "damaged", "of another run"])
-def test_without_a_manifest_the_first_line_that_can_be_read_begins_an_attempt(
-    manifest: str | None, tmp_path: Path
-) -> None:
-    wanted = resumed(tmp_path, starts=[0, 4], lengths=[9, 3])
-    if manifest is not None:
-        write_manifest(tmp_path, attempts={0: 0, 1: 2}, run="another")
-    if manifest == "damaged":
-        (tmp_path / "manifest.json").write_text('{"v": 1')
-    assert places(list(replay(tmp_path))) == wanted
-
-
-def test_a_follower_starts_afresh_as_soon_as_the_manifest_knows_of_an_attempt(tmp_path: Path) -> None:
+def test_a_follower_starts_afresh_as_soon_as_an_attempt_begins_and_when_it_is_withdrawn(tmp_path: Path) -> None:
     resumed(tmp_path, starts=[0], lengths=[6])
-    write_manifest(tmp_path, attempts={0: 0})
     follower = Follower(tmp_path)
     assert len(follower.poll().items) == 6
-    write_manifest(tmp_path, attempts={0: 0, 1: 4})
+    LogWriter(tmp_path, attempt=1, first_seq=4).path.touch()
     batch = follower.poll()
     assert (batch.restarted, places(list(batch.items))) == (True, [(0, 0), (0, 1), (0, 2), (0, 3)])
     assert not follower.poll().restarted
+    (tmp_path / "events" / "a001-s4.jsonl").unlink()
+    batch = follower.poll()
+    assert (batch.restarted, len(batch.items)) == (True, 6)
 
 
 def of_version(line: bytes, version: int) -> bytes:
-    return line.replace(b'"v": 1', f'"v": {version}'.encode(), 1)
+    return line.replace(f'"v": {SCHEMA_VERSION}'.encode(), f'"v": {version}'.encode(), 1)
 
 
-@pytest.mark.parametrize("version", [0, -3, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("version", [1, -3, SCHEMA_VERSION + 1])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_line_of_another_version_among_good_ones_is_damage(place: int, version: int, tmp_path: Path) -> None:
     path = write_run(tmp_path, rounds=1).path
@@ -148,24 +125,23 @@ def test_a_line_of_another_version_among_good_ones_is_damage(place: int, version
     lines[place] = of_version(lines[place], version)
     path.write_bytes(b"".join(lines))
     bad = [item for item in replay(tmp_path) if isinstance(item, BadLine)]
-    assert [(item.file, item.offset) for item in bad] == [("events.jsonl", len(b"".join(lines[:place])))]
+    assert [(item.file, item.offset) for item in bad] == [("events/a000-s0.jsonl", len(b"".join(lines[:place])))]
     assert f"{version}" in bad[0].reason
     assert [item for item in Follower(tmp_path).poll().items if isinstance(item, BadLine)] == bad
     found = check_run(tmp_path)
     assert found.num_malformed == 1
-    assert any(f"events.jsonl at byte {bad[0].offset}: " in problem for problem in found.problems)
+    assert any(f"a000-s0.jsonl at byte {bad[0].offset}: " in problem for problem in found.problems)
 
 
 @pytest.mark.parametrize("read", [replay, lambda folder: Follower(folder).poll().items, check_run])
 def test_a_file_of_a_newer_esper_is_refused_by_name(read: Callable[[Path], object], tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
-    log.rotate()
     newer = LogWriter(tmp_path, attempt=1, first_seq=1)
     newer.write(b"damage\n")
     for _ in range(2):
         newer.write(of_version(newer.line(T.RUN_STARTED, started()), SCHEMA_VERSION + 1))
-    with pytest.raises(NewerSchema, match=rf"{tmp_path}/events.jsonl at byte 7: .* version {SCHEMA_VERSION + 1}"):
+    with pytest.raises(NewerSchema, match=rf"{newer.path} at byte 7: .* version {SCHEMA_VERSION + 1}"):
         list(read(tmp_path))  # type: ignore[call-overload]
 
 
@@ -173,7 +149,7 @@ def test_a_follower_sees_each_event_once_however_the_bytes_arrive(tmp_path: Path
     source = write_run(tmp_path / "source", rounds=3)
     rest = source.path.read_bytes()
     target = LogWriter(tmp_path / "live")
-    follower, seen, part = Follower(tmp_path / "live"), [], 0
+    follower, seen = Follower(tmp_path / "live"), []
     rng = random.Random(0)
     while rest:
         cut = rng.randint(1, 900)
@@ -182,43 +158,9 @@ def test_a_follower_sees_each_event_once_however_the_bytes_arrive(tmp_path: Path
         batch = follower.poll()
         assert not batch.restarted
         seen += batch.items
-        if target.path.read_bytes().endswith(b"\n"):
-            target.rotate(part)
-            part += 1
     seen += follower.poll().items
     assert seen == list(replay(tmp_path / "source"))
     assert follower.poll().items == ()
-
-
-def test_a_follower_misses_nothing_written_just_before_a_rotation(tmp_path: Path) -> None:
-    log = LogWriter(tmp_path)
-    follower = Follower(tmp_path)
-    log.emit(T.RUN_STARTED, started())
-    assert places(list(follower.poll().items)) == [(0, 0)]
-    log.emit(T.RUN_STARTED, started())
-    log.rotate()
-    log.emit(T.RUN_ENDED, ended())
-    assert places(list(follower.poll().items)) == [(0, 1), (0, 2)]
-
-
-@pytest.mark.parametrize("read", [replay, lambda folder: Follower(folder).poll().items], ids=["replay", "follower"])
-def test_a_rotation_while_the_files_are_opened_hides_nothing_and_shows_nothing_twice(
-    read: Callable[[Path], Iterable[LogItem]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = LogWriter(tmp_path)
-    log.emit(T.RUN_STARTED, started())
-    log.rotate(0)
-    log.emit(T.RUN_STARTED, started())
-    list_segments = replay_module.segment_paths
-
-    def rotate_then_list(run_dir: Path) -> list[Path]:
-        log.rotate(1)
-        return list_segments(run_dir)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(replay_module, "segment_paths", rotate_then_list)
-        assert places(list(read(tmp_path))) == [(0, 0), (0, 1)]
-    assert places(list(read(tmp_path))) == [(0, 0), (0, 1)]  # there is no active file now
 
 
 def test_a_follower_starts_afresh_when_a_new_attempt_takes_over(tmp_path: Path) -> None:
@@ -232,7 +174,6 @@ def test_a_follower_starts_afresh_when_a_new_attempt_takes_over(tmp_path: Path) 
         for item in follower.poll().items:
             view.add(item)
     assert len(view.returns) == 3
-    first.rotate()
     second = LogWriter(tmp_path, attempt=1, first_seq=resume_at)
     second.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000002"))
     write_round(second, 2)

@@ -196,7 +196,6 @@ def test_rounds_that_were_repeated_after_a_crash_appear_once(tmp_path: Path) -> 
     resume_at = first.seq
     write_round(first, 1)
     first.emit(T.RUN_ENDED, ended(status="failed"))
-    first.rotate()
     second = LogWriter(tmp_path, attempt=1, first_seq=resume_at)
     second.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
     write_round(second, 1)
@@ -206,14 +205,13 @@ def test_rounds_that_were_repeated_after_a_crash_appear_once(tmp_path: Path) -> 
         assert ask(database, "select attempt, status, resumed_from from runs").rows == ((1, None, "ckpt-00000001"),)
         assert ask(database, "select num_malformed, has_end, complete from integrity").rows == ((1, False, False),)
         (problems,) = ask(database, "select problems from integrity").rows[0]
-        assert any("events.jsonl at byte" in problem for problem in problems)
+        assert any(f"{second.path.name} at byte" in problem for problem in problems)
 
 
 def test_a_run_that_goes_on_after_its_end_has_no_status_yet(tmp_path: Path) -> None:
     first = LogWriter(tmp_path)
     first.emit(T.RUN_STARTED, started())
     first.emit(T.RUN_ENDED, ended(status="interrupted"))
-    first.rotate()
     second = LogWriter(tmp_path, attempt=1, first_seq=first.seq)
     second.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
     with RunDatabase([tmp_path]) as database:
@@ -258,7 +256,7 @@ def test_runs_with_one_id_are_refused_and_runs_without_any_are_not(tmp_path: Pat
     write_run(tmp_path / "a", rounds=1)
     write_run(tmp_path / "b", rounds=1)
     for name in ("c", "d"):
-        (tmp_path / name / "segments").mkdir(parents=True)
+        (tmp_path / name / "events").mkdir(parents=True)
     with RunDatabase([tmp_path / "a", tmp_path / "c", tmp_path / "d"]) as database:
         assert ask(database, "select count(*) from runs").rows == ((1,),)
     with pytest.raises(ValueError, match=r"a and .*b both hold run"):

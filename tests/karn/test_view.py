@@ -142,7 +142,6 @@ def test_a_resumed_run_has_no_end_and_fresh_workers(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.WORKER_STATE_CHANGED, worker_changed(state="abandoned"))
     log.emit(T.RUN_ENDED, ended(status="interrupted"))
-    log.rotate()
     again = LogWriter(tmp_path, attempt=1, first_seq=log.seq)
     again.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
     view = view_of(tmp_path)

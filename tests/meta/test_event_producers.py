@@ -16,7 +16,7 @@ from esper.karn.history import RunHistory, read_history
 from esper.karn.integrity import check_run
 from esper.karn.view import RunView
 from esper.leyline import EVENTS, LoggedEvent, Severity, TelemetryEventType
-from esper.leyline.rundir import EVENTS_FILE
+from esper.leyline.rundir import EVENTS_DIR
 from esper.simic.client import SimicClient
 from esper.simic.run.checkpoint import load_checkpoint
 from tests.telemetry.sessions import SCENARIOS, Played, of
@@ -184,7 +184,7 @@ def _tables(run: Path, scratch: Path, without: TelemetryEventType | None = None)
     from esper.karn.sql_views import VIEWS
 
     copy = shutil.copytree(run, scratch / "copy", dirs_exist_ok=True)
-    for path in (copy / EVENTS_FILE, *copy.glob("segments/*.jsonl")):
+    for path in copy.glob(f"{EVENTS_DIR}/*.jsonl"):
         lines = path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if without is None or json.loads(line)["type"] != without.value]
         path.write_bytes(b"".join(kept))

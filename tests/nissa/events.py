@@ -26,9 +26,11 @@ from esper.leyline import (
     TelemetryEvent,
     TelemetryEventType,
     TrendDetected,
+    check_event,
     make_event,
 )
-from esper.nissa import Backend, TelemetryHub, begin_attempt
+from esper.leyline.rundir import event_files
+from esper.nissa import Backend, HubLimits, TelemetryHub, encode
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 INTS = st.integers(-(2**53), 2**53)
@@ -89,16 +91,43 @@ def ended(tag: int = 0, severity: Severity = Severity.INFO) -> TelemetryEvent:
     return make_event(TelemetryEventType.RUN_ENDED, data, severity)
 
 
-def open_hub(run_dir: Path, *, first_seq: int = 0, backends: tuple[Backend, ...] = (), **options: Any) -> TelemetryHub:
-    manifest = begin_attempt(run_dir, first_seq=first_seq)
-    return TelemetryHub(
+def open_hub(
+    run_dir: Path,
+    *,
+    run_id: str | None = None,
+    first_seq: int = 0,
+    backends: tuple[Backend, ...] = (),
+    strict: bool = False,
+    require_complete: bool = False,
+    **limits: Any,
+) -> TelemetryHub:
+    hub = TelemetryHub(
         run_dir,
-        run_id=manifest.run,
-        attempt=manifest.attempts[-1].attempt,
+        run_id=run_id,
         first_seq=first_seq,
         backends=backends,
-        **options,
+        require_complete=require_complete,
+        limits=HubLimits(**limits),
     )
+    return make_strict(hub) if strict else hub
+
+
+def make_strict(hub: TelemetryHub) -> TelemetryHub:
+    """From now on the hub raises on events that break the catalogue or cannot be written, instead of counting them."""
+    emit = hub.emit
+
+    def emit_checked(event: TelemetryEvent) -> None:
+        check_event(event)
+        encode(hub._stamp(0, 0.0, 0.0, event))
+        emit(event)
+
+    hub.emit = emit_checked  # type: ignore[method-assign]
+    return hub
+
+
+def log_path(run_dir: Path) -> Path:
+    """The log of the newest attempt."""
+    return event_files(run_dir)[-1].path
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

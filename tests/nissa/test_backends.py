@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import LoggedEvent
-from esper.leyline.rundir import EVENTS_FILE
-from tests.nissa.events import open_hub, read_lines, trend
+from tests.nissa.events import log_path, open_hub, read_lines, trend
 from tests.nissa.test_failing_disk import wait_for
 
 
@@ -141,7 +140,7 @@ def test_a_hanging_listener_delays_nothing_and_is_given_up(tmp_path: Path, capsy
     for tag in range(10):
         hub.emit(trend(tag))
     assert hub.flush(10)
-    assert len(read_lines(tmp_path / EVENTS_FILE)) == 10
+    assert len(read_lines(log_path(tmp_path))) == 10
     wait_for(lambda: hub.health().backends["hanging"].state == "hung")
     assert hub.close().complete
     assert capsys.readouterr().err.count("hanging is switched off") == 1

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import EVENTS, LoggedEvent, TelemetryEvent, TelemetryEventType, make_event
+from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.nissa.scalars import RoundCollector, scalars
-from esper.nissa.tensorboard import TensorBoardBackend
-from esper.nissa.wandb import WandbBackend
 from tests.nissa.events import ended, ids_of, open_hub, values
 from tests.nissa.samples import episode, profile, round_completed, update
 from tests.nissa.test_codec import logged
@@ -240,7 +239,7 @@ def test_a_missing_library_is_named_before_training(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ValueError, match="wandb is not installed: pip install wandb"):
         open_hub(tmp_path, backends=(WandbBackend("wandb", project="p", run_id="r", config={}, folder=tmp_path),))
-    with pytest.raises(ValueError, match=r"pip install 'esper\[metrics\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'esper-growth\[metrics\]'"):
         open_hub(tmp_path, backends=(TensorBoardBackend(tmp_path / "metrics"),))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import signal
@@ -16,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import files as files_module
-from esper.leyline.rundir import EVENTS_FILE, SEGMENTS_DIR
-from esper.nissa import TelemetryHub, begin_attempt
-from tests.nissa.events import ended, open_hub, read_lines, trend, unexplained
+from esper.leyline.rundir import event_files
+from tests.nissa.events import ended, log_path, open_hub, read_lines, trend, unexplained
 
 
 @contextmanager
@@ -55,11 +55,11 @@ def test_what_must_not_be_lost_survives_an_outage(
     assert health.log_error is not None
     assert os.strerror(code) in health.log_error
     assert (health.num_held, health.num_dropped) == (5, {"TREND_DETECTED": 5})
-    assert len(read_lines(tmp_path / EVENTS_FILE)) == 1  # no half line
+    assert len(read_lines(log_path(tmp_path))) == 1  # no half line
     hub.emit(trend(9))
     assert hub.flush(10, fsync=True)
     report = hub.close()
-    lines = read_lines(tmp_path / EVENTS_FILE)
+    lines = read_lines(log_path(tmp_path))
     seqs = [line["seq"] for line in lines]
     assert seqs == sorted(set(seqs))
     assert [line["data"]["num_rounds_total"] for line in lines if line["type"] == "RUN_ENDED"] == [1, 2, 3, 4, 5]
@@ -79,7 +79,7 @@ def test_losses_to_the_disk_and_to_the_queue_are_told_apart(tmp_path: Path) -> N
                 hub.emit(rng.choice([trend(), ended(), trend(round=None)]))
             hub.flush(10)
     report = hub.close()
-    lines = read_lines(tmp_path / EVENTS_FILE)
+    lines = read_lines(log_path(tmp_path))
     assert not unexplained(lines, report.next_seq)
     reasons = {line["data"]["reason"] for line in lines if line["type"] == "EVENTS_DROPPED"}
     assert reasons == {"queue_full", "invalid", "write_failed"} or reasons == {"invalid", "write_failed"}
@@ -91,7 +91,7 @@ def test_writing_resumes_by_itself(tmp_path: Path) -> None:
         hub.emit(ended(1))
         wait_for(lambda: hub.health().num_held == 1)
     wait_for(lambda: hub.health().num_held == 0)
-    assert len(read_lines(tmp_path / EVENTS_FILE)) == 1
+    assert len(read_lines(log_path(tmp_path))) == 1
     assert hub.close().complete
 
 
@@ -103,9 +103,10 @@ def wait_for(condition: object, limit_s: float = 20.0) -> None:
 
 
 def test_the_always_full_device(tmp_path: Path) -> None:
-    manifest = begin_attempt(tmp_path)
-    (tmp_path / EVENTS_FILE).symlink_to("/dev/full")
-    hub = TelemetryHub(tmp_path, run_id=manifest.run, attempt=0, first_seq=0)
+    hub = open_hub(tmp_path)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, hub._writer._log._fd)
+    os.close(full)
     hub.emit(ended())
     assert not hub.flush(10)
     report = hub.close()
@@ -136,7 +137,7 @@ print(report.next_seq)
     )
     assert done.returncode == 0, done.stderr
     assert "File too large" in done.stderr
-    lines = read_lines(tmp_path / EVENTS_FILE)
+    lines = read_lines(log_path(tmp_path))
     assert [line["data"]["num_rounds_total"] for line in lines if line["type"] == "RUN_ENDED"] == list(range(40))
     assert not unexplained(lines, int(done.stdout))
 
@@ -145,20 +146,20 @@ print(report.next_seq)
 def test_a_forbidden_directory_is_an_error_before_training(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(PermissionError):
-        begin_attempt(tmp_path / "run")
+        open_hub(tmp_path / "run")
 
 
 def test_a_file_in_the_way_is_an_error_before_training(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("not a directory")
     with pytest.raises(OSError, match="run"):
-        begin_attempt(tmp_path / "run")
+        open_hub(tmp_path / "run")
 
 
 WRITING_CHILD = """
 import sys
 from pathlib import Path
 from tests.nissa.events import ended, open_hub, trend
-hub = open_hub(Path(sys.argv[1]), first_seq=int(sys.argv[2]), flush_interval_s=0.001, rotate_bytes=20000)
+hub = open_hub(Path(sys.argv[1]), first_seq=int(sys.argv[2]), flush_interval_s=0.001)
 print("ready", flush=True)
 tag = 0
 while True:
@@ -182,13 +183,10 @@ def test_killing_the_process_leaves_a_readable_prefix(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         told = [int(word) for word in child.stdout.read().split("\n")[:-1] if word]
         assert child.wait() == -signal.SIGKILL
-        manifest = begin_attempt(tmp_path, first_seq=(told or [next_seq])[-1])
-        seqs: list[int] = []
-        for entry in (entry for entry in manifest.segments if entry.attempt == 2 * attempt):
-            content = (tmp_path / SEGMENTS_DIR / entry.name).read_bytes()
-            whole = content[: len(content) - entry.torn_tail_bytes]
-            (tmp_path / "whole").write_bytes(whole)
-            seqs += [line["seq"] for line in read_lines(tmp_path / "whole")]
+        file = event_files(tmp_path)[-1]
+        assert (file.attempt, file.first_seq) == (attempt, next_seq)
+        whole = file.path.read_bytes().rpartition(b"\n")[0]
+        seqs = [json.loads(line)["seq"] for line in whole.splitlines()]
         assert seqs == list(range(next_seq, next_seq + len(seqs))), f"delay {delay_s}"
         assert next_seq + len(seqs) >= (told or [0])[-1], "a durable flush was not durable"
         next_seq = (told or [next_seq])[-1]

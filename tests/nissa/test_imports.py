@@ -12,8 +12,7 @@ import pytest
     "module",
     [
         "esper.nissa",
-        "esper.nissa.tensorboard",
-        "esper.nissa.wandb",
+        "esper.nissa.exporters",
         "esper.simic.telemetry",
         "esper.simic.telemetry.emitters",
         "esper.simic.telemetry.report_events",

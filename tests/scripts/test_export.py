@@ -13,7 +13,7 @@ import pytest
 
 from esper.leyline import ExitCode
 from esper.scripts.cli import main
-from tests.karn.logs import RUN_ID, LogWriter, T, started, write_manifest, write_round, write_run
+from tests.karn.logs import RUN_ID, LogWriter, T, seal, started, write_round, write_run
 
 
 def resumed_run(folder: Path) -> None:
@@ -24,7 +24,6 @@ def resumed_run(folder: Path) -> None:
     write_round(log, 1)
     resume_at = log.seq
     write_round(log, 2)
-    log.rotate()
     again = LogWriter(folder, attempt=1, first_seq=resume_at)
     again.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000002"))
     write_round(again, 2)
@@ -104,7 +103,7 @@ def test_a_run_that_is_not_whole_is_exported_with_a_word_of_warning(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = write_run(tmp_path / "run", rounds=1)
-    write_manifest(tmp_path / "run")
+    seal(tmp_path / "run")
     main(["export", str(tmp_path / "run"), form, "--out", str(tmp_path / "one")])
     assert capsys.readouterr().err == ""
     log.write(b"damage\n")

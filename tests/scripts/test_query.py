@@ -14,7 +14,7 @@ pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 
 from esper.karn.sql import RunDatabase
 from esper.scripts.cli import main
-from tests.karn.logs import RUN_ID, LogWriter, T, epoch_completed, started, write_manifest, write_run
+from tests.karn.logs import RUN_ID, LogWriter, T, epoch_completed, seal, started, write_run
 from tests.scripts.screens import seen
 
 EPOCH = {"round": 0, "episode": 0, "env": 0, "epoch": 0}
@@ -145,7 +145,7 @@ def test_an_answer_from_a_run_that_is_not_whole_says_so_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = write_run(tmp_path / "a b", rounds=1)
-    write_manifest(tmp_path / "a b")
+    seal(tmp_path / "a b")
     main(["query", str(tmp_path), "select 1"])
     assert capsys.readouterr().err == ""
     log.write(b"damage\n")

@@ -153,14 +153,14 @@ def test_following_a_folder_that_nobody_writes_says_so_and_ends(
 ) -> None:
     monkeypatch.setattr(status, "PATIENCE_S", 0.2)
     monkeypatch.setattr(status, "FOLLOW_INTERVAL_S", 0.05)
-    (tmp_path / "segments").mkdir()
+    (tmp_path / "events").mkdir()
     if content is not None:
-        (tmp_path / "events.jsonl").write_bytes(content)
+        LogWriter(tmp_path).path.write_bytes(content)
     with pytest.raises(SystemExit) as stopped:
         main(["status", "--follow", str(tmp_path)])
     assert stopped.value.code == 2
     first, last = capsys.readouterr().err.splitlines()
-    missing = f"{tmp_path} has no event (events.jsonl) and no heartbeat (status.json)"
+    missing = f"{tmp_path} has no event (events/) and no heartbeat (status.json)"
     assert first == f"esper: {missing} yet; waiting 0.2 s for a process to write them"
     assert last == f"esper: error: {missing} after 0.2 s: nobody writes this run. Start or resume it first"
 
@@ -169,7 +169,7 @@ def test_following_waits_for_a_process_that_shows_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status, "PATIENCE_S", 0.2)
-    (tmp_path / "segments").mkdir()
+    (tmp_path / "events").mkdir()
     sleeps: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -285,7 +285,7 @@ def test_a_log_of_a_newer_version_is_refused_with_advice(tmp_path: Path, capsys:
     assert stopped.value.code == 2
     told = capsys.readouterr().err
     assert "schema version 99" in told
-    assert f"{tmp_path}/events.jsonl at byte 0" in told
+    assert f"{tmp_path}/events/a000-s0.jsonl at byte 0" in told
 
 
 def test_seeds_are_shown_in_the_place_of_their_slot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, EVENTS_FILE, MANIFEST_FILE, STATUS_FILE
+from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, MANIFEST_FILE, STATUS_FILE
 from esper.scripts.cli import main
 from esper.simic.run import session
 from esper.simic.training import vectorized
 from esper.simic.training.recorder import RunRecorder
+from tests.nissa.events import log_path
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1"]
 
@@ -27,7 +28,7 @@ def test_a_run_leaves_its_directory(tmp_path, capsys):
     train("ppo", *SMOKE, "--telemetry-dir", tmp_path, "--run-id", "a")
     run = tmp_path / "a"
     assert json.loads((run / CONFIG_FILE).read_text())["rounds"] == 2
-    assert (run / EVENTS_FILE).stat().st_size > 0
+    assert log_path(run).stat().st_size > 0
     assert (run / STATUS_FILE).is_file()
     assert {path.name for path in (run / CHECKPOINTS_DIR).iterdir()} == {"ckpt-00000001", "ckpt-00000002"}
     shown = capsys.readouterr().out
@@ -204,7 +205,7 @@ def test_the_first_interrupt_stops_after_the_round_and_saves(tmp_path):
     assert process.returncode == 130
     assert "stopping after this round" in err
     assert f"Go on with: esper train --resume {tmp_path / 'a'}" in out
-    events = [json.loads(line) for line in (tmp_path / "a" / EVENTS_FILE).read_text().splitlines()]
+    events = [json.loads(line) for line in log_path(tmp_path / "a").read_text().splitlines()]
     assert events[-1]["type"] == "RUN_ENDED"
     assert events[-1]["data"]["status"] == "interrupted"
 
@@ -230,7 +231,7 @@ def test_a_termination_request_stops_now_and_saves_the_boundary(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143
     assert "stopping now" in err
-    done = json.loads((tmp_path / "a" / EVENTS_FILE).read_text().splitlines()[-1])["data"]["num_rounds_total"]
+    done = json.loads(log_path(tmp_path / "a").read_text().splitlines()[-1])["data"]["num_rounds_total"]
     assert checkpoints(tmp_path / "a")[-1] == f"ckpt-{done:08d}"
 
 
@@ -262,7 +263,7 @@ def test_a_stop_while_the_scale_is_measured_is_no_crash(tmp_path):
     assert process.returncode == 143, err
     assert "Traceback" not in err
     assert "Stopped before the first round; there is nothing to go on from" in out
-    last = json.loads((tmp_path / "a" / EVENTS_FILE).read_text().splitlines()[-1])
+    last = json.loads(log_path(tmp_path / "a").read_text().splitlines()[-1])
     assert (last["type"], last["data"]["status"]) == ("RUN_ENDED", "interrupted")
 
 

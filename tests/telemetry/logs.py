@@ -8,19 +8,19 @@ import numpy as np
 import torch
 
 from esper.leyline import TelemetryLevel
-from esper.nissa import TelemetryHub, begin_attempt
+from esper.nissa import TelemetryHub
 from esper.simic.run.run_state import STATE_FILE, run_files
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.vectorized import AgentReads, open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop, VectorizedPPOTrainer
 from tests.integration.kills import lines
+from tests.nissa.events import open_hub
 from tests.simic.training.runs import timeless
 
 
 def open_log(folder: Path, **options) -> TelemetryHub:
-    manifest = begin_attempt(folder, run_id="r")
-    return TelemetryHub(folder, run_id="r", attempt=manifest.attempts[-1].attempt, first_seq=0, **options)
+    return open_hub(folder, run_id="r", **options)
 
 
 def run_with(hub, config, level: TelemetryLevel, *, keep=None, **telemetry):

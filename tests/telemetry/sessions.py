@@ -11,23 +11,26 @@ import pytest
 
 from esper.karn.replay import replay
 from esper.leyline import ActionSpec, LifecycleOp, LoggedEvent, wait
+from esper.nissa import HubLimits
 from esper.simic.client import SimicClient
 from esper.simic.rewards import suspicion
 from esper.simic.run.session import RunStart, Session, start_again, start_new
+from esper.simic.telemetry import opening
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
+from tests.nissa.events import make_strict
 from tests.simic.training.runs import TINY
 from tests.tolaria.worlds import Fault, FaultySpec, build_faulty
 
 BLIND = replace(TINY, task="digits_blind", checkpoint_s=0.0)
 
 
-def play_session(start: RunStart, **telemetry: object) -> Session:
-    """Plays a run to its end; events that break the catalogue raise. Other settings of its telemetry can be given."""
-    original = TrainingConfig.telemetry
+def play_session(start: RunStart, limits: HubLimits | None = None) -> Session:
+    """Plays a run to its end; events that break the catalogue raise."""
+    make_hub = opening.TelemetryHub
     with pytest.MonkeyPatch.context() as patch:
-        changes = {"strict": True, **telemetry}
-        patch.setattr(TrainingConfig, "telemetry", lambda given: replace(original(given), **changes))
+        own = {} if limits is None else {"limits": limits}
+        patch.setattr(opening, "TelemetryHub", lambda *given, **named: make_strict(make_hub(*given, **named, **own)))
         with vectorized.open_session(start) as session:
             session.trainer.run()
     return session
@@ -88,12 +91,12 @@ class OneLife:
 LIFE = replace(BLIND, controller="wait_only", rounds=1, envs=1, minibatches=1, episode_length=16)
 
 
-def live(config: TrainingConfig, runs: Path, **telemetry: object) -> Path:
+def live(config: TrainingConfig, runs: Path) -> Path:
     """A run whose controller is `OneLife`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vectorized, "make_controller", lambda name, setting: OneLife(setting))
         start = start_new(config, runs, "life")
-        play_session(start, **telemetry)
+        play_session(start)
     return start.run.path
 
 
@@ -164,7 +167,7 @@ def long_wait(runs: Path) -> Played:
 def overflowing(runs: Path) -> Played:
     """A queue of one is full most of the time."""
     start = start_new(replace(TINY, controller="wait_only"), runs, "overflowing")
-    session = play_session(start, queue_capacity=1)
+    session = play_session(start, HubLimits(queue_capacity=1))
     return Played(start.run.path, events_of(start.run.path), session)
 
 

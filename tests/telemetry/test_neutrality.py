@@ -15,7 +15,7 @@ from rich.console import Console
 from esper.karn.integrity import check_run
 from esper.karn.live import LiveConsole, PatientFile, RunProgress
 from esper.leyline import TelemetryLevel
-from esper.nissa import NULL_HUB, TelemetryHub
+from esper.nissa import HubLimits, TelemetryHub, get_hub
 from esper.scripts.cli import main
 from esper.simic.run import checkpoint_schedule
 from esper.simic.run import session as sessions
@@ -31,7 +31,7 @@ RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=6)
 
 @pytest.fixture(scope="module")
 def silent():
-    return run_with(NULL_HUB, RUN, TelemetryLevel.OFF)
+    return run_with(get_hub(), RUN, TelemetryLevel.OFF)
 
 
 @pytest.mark.parametrize("level", [TelemetryLevel.MINIMAL, TelemetryLevel.NORMAL, TelemetryLevel.DEBUG])
@@ -195,7 +195,7 @@ def test_a_listener_that_does_not_come_back_keeps_no_step_waiting(tmp_path, monk
             inside.set()
             returned.append(release.wait(60.0))
 
-    monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "hang_s", 1e9)
+    monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "limits", HubLimits(hang_s=1e9))
     monkeypatch.setattr(checkpoint_schedule, "FLUSH_TIMEOUT_S", 1e6)
     start = sessions.start_new(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path, "a")
     with vectorized.open_session(start, NeverStop(), (Listener("hanging", write=hang),)) as opened:
@@ -215,8 +215,7 @@ def test_an_exporter_that_never_starts_is_an_error_before_training(tmp_path, mon
     library = ModuleType("wandb")
     library.init = lambda **options: never.wait()
     monkeypatch.setitem(sys.modules, "wandb", library)
-    patient = TelemetryHub.__init__.__kwdefaults__
-    monkeypatch.setitem(patient, "hang_s", 0.2)
+    monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "limits", HubLimits(hang_s=0.2))
     with pytest.raises(SystemExit) as caught:
         main(["train", "ppo", "--preset", "smoke", "--workers", "1", "--exporters", "wandb", "--runs", str(tmp_path)])
     never.set()

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from esper.leyline import TelemetryLevel
-from esper.nissa.null import NullHub
+from esper.nissa import Hub
 from esper.simic.client import SimicClient
 from esper.simic.training.recorder import RunRecorder
 from esper.tolaria.pool import EnginePool
@@ -51,7 +51,7 @@ def reads_of_a_round(num_envs, level):
         for part, (kind, name) in PARTS.items():
             patch.setattr(kind, name, entering(part, getattr(kind, name)))
         run = replace(TINY, rounds=1, envs=num_envs, episode_length=STEPS)
-        run_with(NullHub(), run, level, escalate_on_anomaly=False)
+        run_with(Hub(), run, level, escalate_on_anomaly=False)
     return found
 
 

@@ -1,17 +1,16 @@
 """Lines of the event log back into events. Knows the wire format, not what events mean.
 
 Numbers that were not finite travel as null plus an entry in `nonfinite`; here they become nan and inf again, so that
-None keeps its one meaning: not measured. An optional field that an older build did not know is None as well.
+None keeps its one meaning: not measured. An optional field that a build did not write is None as well.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
-from esper.karn.records import RecordDecoder
-from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, Severity, TelemetryEventType, split_path
+from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, TelemetryEventType, split_path
 from esper.leyline.catalogue import SCOPE_IDS
 
 
@@ -19,46 +18,22 @@ class LineError(ValueError):
     """A line is not an event of this schema: damaged, or never one."""
 
 
-OLDEST_VERSION = 1
-"""There was no Esper before this version; a smaller number is damage."""
-
-
 class NewerSchema(ValueError):
     """The log was written by a newer Esper, whose fields may mean something else."""
 
 
-class _Line(msgspec.Struct):
-    """The envelope on the wire. The payload waits for its type."""
-
-    v: int
-    run: str
-    attempt: int
-    seq: int
-    wall: float
-    mono: float
-    type: TelemetryEventType
-    severity: Severity
-    round: int | None
-    episode: int | None
-    env: int | None
-    epoch: int | None
-    group: str
-    data: msgspec.Raw
-    nonfinite: dict[str, str] | None = None
+_ENVELOPE = {name: hint for name, hint in get_type_hints(LoggedEvent).items() if name != "data"}
+# The payload waits for its type, which may come later in the line.
+_LINE: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    msgspec.defstruct("Line", [*_ENVELOPE.items(), ("data", msgspec.Raw), ("nonfinite", dict[str, str] | None, None)])
+)
+_PAYLOADS: dict[TelemetryEventType, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(spec.payload) for kind, spec in EVENTS.items()
+}
 
 
 class _Version(msgspec.Struct):
     v: int
-
-
-_LINE = msgspec.json.Decoder(_Line)
-_VERSION = msgspec.json.Decoder(_Version)
-_PAYLOADS: dict[TelemetryEventType, RecordDecoder[Any]] = {
-    kind: RecordDecoder(spec.payload) for kind, spec in EVENTS.items()
-}
-
-_ALLOWED = {kind: SCOPE_IDS[spec.scope] for kind, spec in EVENTS.items()}
-"""Which of round, episode, env and epoch an event of a type has."""
 
 
 def decode_line(line: bytes) -> LoggedEvent:
@@ -70,31 +45,16 @@ def decode_line(line: bytes) -> LoggedEvent:
     """
     try:
         wire = _LINE.decode(line)
-        if not OLDEST_VERSION <= wire.v <= SCHEMA_VERSION:
-            raise _refusal(wire.v)
+        _check_version(wire.v)
         given = (wire.round is not None, wire.episode is not None, wire.env is not None, wire.epoch is not None)
-        if given not in _ALLOWED[wire.type]:
-            raise LineError(f"{wire.type.value} has not the ids of its scope, {EVENTS[wire.type].scope.value}")
+        scope = EVENTS[wire.type].scope
+        if given not in SCOPE_IDS[scope]:
+            raise LineError(f"{wire.type.value} has not the ids of its scope, {scope.value}")
         payload = _PAYLOADS[wire.type].decode(wire.data) if wire.nonfinite is None else _restore(wire)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         _refuse_newer(line)
         raise LineError(str(error)) from None
-    return LoggedEvent(
-        v=wire.v,
-        run=wire.run,
-        attempt=wire.attempt,
-        seq=wire.seq,
-        wall=wire.wall,
-        mono=wire.mono,
-        type=wire.type,
-        severity=wire.severity,
-        round=wire.round,
-        episode=wire.episode,
-        env=wire.env,
-        epoch=wire.epoch,
-        group=wire.group,
-        data=payload,
-    )
+    return LoggedEvent(data=payload, **{name: getattr(wire, name) for name in _ENVELOPE})
 
 
 def with_nonfinite_words(line: bytes) -> bytes:
@@ -105,15 +65,14 @@ def with_nonfinite_words(line: bytes) -> bytes:
     return msgspec.json.encode(tree)
 
 
-def _restore(wire: _Line) -> Any:
-    assert wire.nonfinite is not None
+def _restore(wire: Any) -> Any:
     tree = msgspec.json.decode(wire.data)
     for path, word in wire.nonfinite.items():
         try:
             _put(tree, path, float(word))
         except (ValueError, LookupError, TypeError, AssertionError):
             raise LineError(f"nonfinite names {path!r} as {word!r}, which the payload cannot hold") from None
-    return _PAYLOADS[wire.type].convert(tree)
+    return msgspec.convert(tree, EVENTS[wire.type].payload, str_keys=True)
 
 
 def _put(tree: Any, path: str, value: object) -> None:
@@ -126,17 +85,18 @@ def _put(tree: Any, path: str, value: object) -> None:
 def _refuse_newer(line: bytes) -> None:
     """A line that does not decode may simply be of a newer version; then the advice is another one."""
     try:
-        version = _VERSION.decode(line).v
-    except msgspec.DecodeError:
+        version = msgspec.json.decode(line, type=_Version).v
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return
     if version > SCHEMA_VERSION:
-        raise _refusal(version) from None
+        _check_version(version)
 
 
-def _refusal(version: int) -> NewerSchema | LineError:
-    if version < OLDEST_VERSION:
-        return LineError(f"expected a schema version from {OLDEST_VERSION} on, got {version}")
-    return NewerSchema(
-        f"the log has schema version {version}, this Esper reads up to {SCHEMA_VERSION}: "
-        "read it with the Esper that wrote it, or a newer one"
-    )
+def _check_version(version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise NewerSchema(
+            f"the log has schema version {version}, this Esper reads {SCHEMA_VERSION}: "
+            "read it with the Esper that wrote it, or a newer one"
+        )
+    if version < SCHEMA_VERSION:
+        raise LineError(f"expected schema version {SCHEMA_VERSION}, got {version}")

@@ -1,29 +1,20 @@
-"""Is the record of a run whole? Compares files with the manifest and sequence numbers with each other. Changes nothing.
+"""Is the record of a run whole? Compares files with their checksums and sequence numbers with each other.
 
-A run is sound if every closed file has its hash, every line decodes, every missing number is explained by the log
+A run is sound if every file that ended has its hash, every line decodes, every missing number is explained by the log
 itself, and the log has an end.
 """
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-
-from esper.karn.replay import BadLine, LogFile, attempt_starts, counts, open_log, read_item, read_manifest
-from esper.leyline import (
-    SCHEMA_VERSION,
-    EventsDropped,
-    LoggedEvent,
-    RunManifest,
-    SegmentEntry,
-    TelemetryEventType,
-    record,
-)
-from esper.leyline.rundir import EVENTS_FILE, MANIFEST_FILE, SEGMENTS_DIR
+from esper.karn.replay import BadLine, LoggedLine, read_log
+from esper.leyline import EventsDropped, LoggedEvent, TelemetryEventType, record
+from esper.leyline.rundir import EVENTS_DIR, EventFile, event_files
 
 MAX_PROBLEMS = 100
 """Problems that are spelled out; a damaged disk can make millions."""
@@ -70,12 +61,10 @@ def check_run(run_dir: Path, sink: Sink | None = None) -> Integrity:
         run_dir: The run directory.
         sink: Is handed every event that counts, with its line, for readers that want both in one pass.
     """
-    with open_log(run_dir) as files:
-        starts = attempt_starts(run_dir, files)
-        scan = _Scan(sink)
-        for file in files:
-            scan.read(file, starts)
-        problems = [*_against_manifest(run_dir, files, scan.run), *scan.problems()]
+    scan = _Scan(sink)
+    for file, lines in read_log(run_dir):
+        scan.read(file, lines)
+    problems = [*_against_checksums(run_dir, has_end=scan.has_end), *scan.problems()]
     return Integrity(
         run=scan.run,
         group=scan.group,
@@ -107,31 +96,31 @@ class _Scan:
         self.other: list[str] = []
         self._next_seq = 0
 
-    def read(self, file: LogFile, starts: Mapping[int, int]) -> None:
+    def read(self, file: EventFile, lines: Iterator[LoggedLine]) -> None:
         end = 0
-        for offset, line in file.lines():
+        for line in lines:
             self.num_lines += 1
-            end = offset + len(line)
-            item = read_item(file, offset, line)
-            if isinstance(item, BadLine):
-                self.bad.append(item)
-            elif counts(item, starts):
-                self._take(file.name, offset, item)
-                if self.sink is not None:
-                    self.sink(item, line)
-            else:
+            end = line.offset + len(line.text)
+            if isinstance(line.item, BadLine):
+                self.bad.append(line.item)
+            elif line.superseded:
                 self.num_superseded += 1
-        self.torn_tail_bytes += file.num_bytes() - end
+            else:
+                self._take(file, line.offset, line.item)
+                if self.sink is not None:
+                    self.sink(line.item, line.text)
+        self.torn_tail_bytes += file.path.stat().st_size - end
 
-    def _take(self, name: str, offset: int, event: LoggedEvent) -> None:
+    def _take(self, file: EventFile, offset: int, event: LoggedEvent) -> None:
+        place = f"{file.name} at byte {offset}"
         self.run = self.run or event.run
         self.group = self.group or event.group
         if (event.run, event.group) != (self.run, self.group):
-            self.other.append(
-                f"{name} at byte {offset}: run {event.run} of group {event.group} in the log of {self.run}"
-            )
+            self.other.append(f"{place}: run {event.run} of group {event.group} in the log of {self.run}")
+        if event.attempt != file.attempt:
+            self.other.append(f"{place}: attempt {event.attempt} in the file of attempt {file.attempt}")
         if event.seq < self._next_seq:
-            self.other.append(f"{name} at byte {offset}: seq {event.seq} comes twice or too late")
+            self.other.append(f"{place}: seq {event.seq} comes twice or too late")
         elif event.seq > self._next_seq:
             self.gaps.append(range(self._next_seq, event.seq))
         self._next_seq = max(self._next_seq, event.seq + 1)
@@ -176,68 +165,27 @@ def _overlap(gap: range, drop: EventsDropped) -> int:
     return max(min(gap.stop, drop.last_seq + 1) - max(gap.start, drop.first_seq), 0)
 
 
-def contradictions(run_dir: Path) -> tuple[str, ...]:
-    """What forbids to replace the manifest: files that are not what it says, or a version that is newer.
-
-    A manifest that is missing or damaged says nothing.
-    """
-    with open_log(run_dir) as files:
-        try:
-            manifest = read_manifest(run_dir)
-        except (OSError, msgspec.DecodeError):
-            return ()
-        if manifest.v > SCHEMA_VERSION:
-            return (f"it has version {manifest.v}, this Esper writes {SCHEMA_VERSION}",)
-        return tuple(_against_entries(run_dir, _entries(manifest), files))
-
-
-def _against_manifest(run_dir: Path, files: Sequence[LogFile], run: str | None) -> Iterator[str]:
-    try:
-        manifest = read_manifest(run_dir)
-    except FileNotFoundError:
-        yield f"{MANIFEST_FILE} is missing; make it again with --rebuild"
-        return
-    except msgspec.DecodeError as error:
-        yield f"{MANIFEST_FILE} is damaged ({error}); make it again with --rebuild"
-        return
-    if run is not None and manifest.run != run:
-        yield f"{MANIFEST_FILE} is of run {manifest.run}, the log of run {run}"
-    listed = _entries(manifest)
-    yield from _against_entries(run_dir, listed, files)
+def _against_checksums(run_dir: Path, *, has_end: bool) -> Iterator[str]:
+    """Files that are not what was written, or cannot be shown to be. The last one has no checksum until it ends."""
+    files = event_files(run_dir)
+    there = {file.attempt for file in files}
+    for attempt in range(max(there, default=-1)):
+        if attempt not in there:
+            yield f"the log of attempt {attempt} is missing"
+    for path in sorted((run_dir / EVENTS_DIR).glob("*.jsonl.sha256")):
+        if not path.with_suffix("").exists():
+            yield f"{EVENTS_DIR}/{path.stem} is missing, although its checksum is there"
     for file in files:
-        if file.name not in listed and file.name != EVENTS_FILE:
-            yield f"{file.name} is not in {MANIFEST_FILE}; make it again with --rebuild"
-
-
-def _entries(manifest: RunManifest) -> Mapping[str, SegmentEntry]:
-    """What the manifest vouches for: closed files, and the active one once its process has ended in good order."""
-    closed = {f"{SEGMENTS_DIR}/{segment.name}": segment for segment in manifest.segments}
-    return closed if manifest.active is None else closed | {EVENTS_FILE: manifest.active}
-
-
-def _against_entries(run_dir: Path, listed: Mapping[str, SegmentEntry], files: Sequence[LogFile]) -> Iterator[str]:
-    there = {file.name: file for file in files}
-    for name, entry in listed.items():
-        file = there.get(name) or _renamed(run_dir / name, files)
-        if file is None:
-            yield f"{name} is in {MANIFEST_FILE} but not on disk"
-        else:
-            yield from _against_entry(file, entry)
-
-
-def _renamed(path: Path, files: Sequence[LogFile]) -> LogFile | None:
-    """The active file, if a rotation has given it this name since it was opened."""
-    try:
-        inode = path.stat().st_ino
-    except FileNotFoundError:
-        return None
-    return next((file for file in files if file.inode == inode), None)
-
-
-def _against_entry(file: LogFile, entry: SegmentEntry) -> Iterator[str]:
-    size, found = file.num_bytes(), file.sha256()
-    hashes = f"expected {entry.sha256}, got {found}"
-    if size != entry.num_bytes:
-        yield f"{file.name} has {size} bytes, {MANIFEST_FILE} says {entry.num_bytes}; sha256 {hashes}"
-    elif found != entry.sha256:
-        yield f"{file.name}: sha256 mismatch (bit damage?): {hashes}"
+        try:
+            expected = file.checksum_path.read_text(errors="replace")
+        except FileNotFoundError:
+            if file is not files[-1] or (has_end and file.path.stat().st_size):
+                yield (
+                    f"{file.name} has no checksum, so that it cannot be shown to be as it was written. "
+                    f"To accept it as it is: sha256sum {file.path.name} > {file.checksum_path.name}"
+                )
+            continue
+        with file.path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if expected != file.checksum(found):
+            yield f"{file.name}: sha256 mismatch (bit damage?): expected {expected.split(' ')[0]}, got {found}"

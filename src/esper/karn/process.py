@@ -9,11 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from esper.karn.records import RecordDecoder
-from esper.leyline import RunStatus, process_started_s, record
-from esper.leyline.rundir import STATUS_FILE
+from esper.leyline import record
+from esper.leyline.rundir import STATUS_FILE, RunStatus, process_started_s
 
-_STATUS = RecordDecoder(RunStatus)
+_STATUS = msgspec.json.Decoder(RunStatus)
 # The start of a process is told in clock ticks since boot, so two readings of it agree within a tick or two.
 SAME_START_S = 1.0
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from esper.karn.codec import with_nonfinite_words
 from esper.karn.columns import quoted, sql_type
 from esper.karn.integrity import Integrity, check_run
-from esper.karn.replay import open_log
 from esper.karn.sql_views import VIEWS, view_statements
 from esper.leyline import LoggedEvent, record
+from esper.leyline.rundir import event_files
 
 if TYPE_CHECKING:
     import duckdb
@@ -165,8 +165,7 @@ def _refuse_copies(runs: Mapping[Path, Integrity]) -> None:
 
 
 def _log_bytes(run_dir: Path) -> int:
-    with open_log(run_dir) as files:
-        return sum(file.num_bytes() for file in files)
+    return sum(file.path.stat().st_size for file in event_files(run_dir))
 
 
 def _load(connection: duckdb.DuckDBPyConnection, run_dir: Path) -> Integrity:

@@ -40,9 +40,7 @@ from esper.leyline.run_payloads import (
     BatchSummary, CheckpointRecorded, ChoiceCount, ChoiceStats, CudaMemory, EventsDropped, PhaseTime, ProfileMeasured,
     RunEnded, RunStarted, TrendDetected, WorkerStateChanged
 )
-from esper.leyline.runfiles import (
-    AttemptEntry, RunManifest, RunStatus, SegmentEntry, process_started_s, segment_name, segment_position
-)
+from esper.leyline.rundir import RunStatus, process_started_s
 from esper.leyline.slots import (
     MIXING, Attribution, BlueprintCard, HostLayout, SlotConfig, SlotMeasurement, SlotReport, SlotSpec, check_slot_id
 )

@@ -36,7 +36,7 @@ from esper.leyline.run_payloads import (
 )
 from esper.leyline.telemetry import Severity, TelemetryEvent, TelemetryEventType
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class TelemetryLevel(IntEnum):

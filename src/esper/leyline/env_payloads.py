@@ -19,11 +19,11 @@ class EpisodeCompleted:
     """How it ended: after its last epoch, by a rollback, or because its worker was given up."""
     num_epochs: int
     """Epochs that were trained; one that ended in a rollback counts."""
-    final_accuracy_pct: float | None
+    final_accuracy_pct: float | None = None
     """On the validation split, with all blended seeds, after the last epoch; after a rollback, of what was restored."""
-    best_accuracy_pct: float | None
+    best_accuracy_pct: float | None = None
     """The best of these over the episode, the untrained host included."""
-    committed_accuracy_pct: float | None
+    committed_accuracy_pct: float | None = None
     """Of the network that would be delivered: the host with its fossils only."""
     final_loss: float
     """Validation loss that belongs to `final_accuracy_pct`."""
@@ -39,7 +39,7 @@ class EpisodeCompleted:
     """Of these, the ones removed, also by a failed probe, which needs no op."""
     num_alive: int
     """Seeds whose story had no end when the episode had, a rollback included."""
-    num_contributing_fossils: int | None
+    num_contributing_fossils: int | None = None
     """Fossils with a positive measured contribution; None where that of one was not measured."""
     return_raw: float
     """Sum of the rewards of the episode as they were paid: not scaled, not discounted."""
@@ -63,11 +63,11 @@ class SlotState:
     """Epochs completed in this stage."""
     params: int
     """Parameters of the seed."""
-    contribution_pp: float | None
+    contribution_pp: float | None = None
     """Points lost when this seed alone is switched off; None unless it is blended in and was measured."""
-    grad_ratio: float | None
+    grad_ratio: float | None = None
     """Gradient per weight of the seed over that of the host, smoothed over epochs (0.9 old, 0.1 new)."""
-    grad_health: float | None
+    grad_health: float | None = None
     """1 minus half the share of its tensors with a vanishing gradient and 0.8 times that of exploding ones; 0 if one
     is not finite."""
 
@@ -76,21 +76,21 @@ class SlotState:
 class EpochCompleted:
     """One point of a learning curve, and the state of every seed."""
 
-    train_loss: float | None
+    train_loss: float | None = None
     """Mean over the epoch; None after a rollback to the untrained host."""
-    train_accuracy_pct: float | None
+    train_accuracy_pct: float | None = None
     """The same for the accuracy."""
     val_loss: float
     """On the validation split, with all blended seeds, after the epoch."""
     val_accuracy_pct: float
     """The same for the accuracy."""
-    committed_accuracy_pct: float | None
+    committed_accuracy_pct: float | None = None
     """The same of the host with its fossils only; None where that coalition was not measured."""
     params_total: int
     """Of the host and everything in its slots."""
     params_fossil: int
     """Of the fossils alone."""
-    lr: float | None
+    lr: float | None = None
     """The host's learning rate in this epoch."""
     slots: Mapping[str, SlotState]
     """Slots that hold a seed; a slot that is absent is empty."""
@@ -98,7 +98,7 @@ class EpochCompleted:
     """Time of training in this epoch."""
     val_ms: float
     """Time of validation, all coalitions included."""
-    debug: tuple[LayerGradientStats, ...] | None
+    debug: tuple[LayerGradientStats, ...] | None = None
     """Gradients of host and seeds in the last batch before clipping, tensor by tensor, at level DEBUG."""
 
 
@@ -112,7 +112,7 @@ class HeadDecision:
     """Entropy over the legal choices, without exploration, as a share of ln(num_legal): 1 undecided, 0 certain."""
     num_legal: int
     """Choices that were legal, given what was chosen before."""
-    probs: Mapping[str, float] | None
+    probs: Mapping[str, float] | None = None
     """All probabilities, at level DEBUG."""
 
 
@@ -126,7 +126,7 @@ class SeenByPolicy:
     """Share of those beyond 10, where the policy sees the limit instead."""
     num_nonfinite: int
     """Columns that are not numbers."""
-    max_deviation: float | None
+    max_deviation: float | None = None
     """The largest; None if no column was finite."""
     worst_column: str
     """The first column that is not finite, or the one with the largest deviation; a slot's as "r0c0.alpha"."""
@@ -138,30 +138,30 @@ class ActionTaken:
 
     op: str
     """A LifecycleOp name: WAIT, GERMINATE, ADVANCE, FOSSILIZE or PRUNE."""
-    slot_id: str | None
+    slot_id: str | None = None
     """Where; None for an op that has no place."""
-    blueprint: str | None
+    blueprint: str | None = None
     """What was planted; None for other ops."""
-    blend: str | None
+    blend: str | None = None
     """How it is to be blended in; None for other ops."""
     ok: bool
     """True if the op was carried out."""
     forced: bool
     """True where no other op was legal."""
-    value: float | None
+    value: float | None = None
     """The critic's forecast of the return from here, in scaled reward units; None for controllers without one."""
-    log_prob: float | None
+    log_prob: float | None = None
     """Of the whole action: the sum over its heads; None for controllers that do not draw."""
     heads: Mapping[str, HeadDecision]
     """Heads that had a choice. Empty for controllers that do not draw."""
-    reward_raw: float | None
+    reward_raw: float | None = None
     """What the step was paid, in units of the score; None where nothing is priced."""
-    reward_scaled: float | None
+    reward_scaled: float | None = None
     """The same as the policy learns from it: over the running scale, at most 10; None before there is a scale."""
     components: Mapping[str, float]
     """Terms of `reward_raw` that paid or took something; one that is absent did neither. docs/rewards.md explains
     them."""
-    seen: SeenByPolicy | None
+    seen: SeenByPolicy | None = None
     """What the policy decided on, at level DEBUG."""
 
 
@@ -211,7 +211,7 @@ class SeedEnded:
     """The SeedStage name it ended in: a seed pruned in TRAINING never changed an output."""
     epochs_total: int
     """Epochs completed since it was planted."""
-    contribution_pp: float | None
+    contribution_pp: float | None = None
     """Points lost when it alone was switched off, as measured last; None if it was not."""
     initiator: Cause
     """Who did it: policy, auto or governor."""
@@ -239,9 +239,9 @@ class CoalitionRow:
 
     mask: str
     """A character per entry of `slot_ids`, in that order: 1 for enabled."""
-    accuracy_pct: float | None
+    accuracy_pct: float | None = None
     """Validation accuracy with exactly these seeds."""
-    loss: float | None
+    loss: float | None = None
     """Validation loss with exactly these seeds."""
 
 
@@ -253,19 +253,19 @@ class CoalitionMeasured:
     """Slots whose seeds took part: blended ones, fossils included."""
     rows: tuple[CoalitionRow, ...]
     """What was measured, each coalition once."""
-    strategy: Literal["full", "leave_one_out"] | None
+    strategy: Literal["full", "leave_one_out"] | None = None
     """full: every coalition; leave_one_out: all seeds, none, the fossils, and all but one. None where nothing was
     measured."""
-    committed_mask: str | None
+    committed_mask: str | None = None
     """The row with the fossils alone, the network that would be delivered."""
     contribution_pp: Mapping[str, float]
     """By slot: points lost when its seed alone is switched off."""
     interaction_pp: Mapping[str, float]
     """By pair, as in "r0c0+r0c1": points that two seeds bring together beyond what each brings alone."""
-    shapley_pp: Mapping[str, float] | None
+    shapley_pp: Mapping[str, float] | None = None
     """By slot: its share of what all bring together, averaged over every order of joining; None unless all was
     measured."""
-    unavailable: str | None
+    unavailable: str | None = None
     """Why there are no rows."""
 
 
@@ -277,25 +277,25 @@ class GovernorStateChanged:
     """healthy, suspect or panic."""
     to_state: str
     """The same."""
-    reason: str | None
+    reason: str | None = None
     """nonfinite, collapse (as bad as guessing after having learned) or divergence; None on the way back to healthy."""
     value: float
     """The validation loss that was judged. After a rollback this event is the only place that has it."""
-    limit: float | None
+    limit: float | None = None
     """What the loss had to stay below; None where no limit was involved."""
-    median: float | None
+    median: float | None = None
     """Of the accepted losses, at most the last 20; None with fewer than 5."""
-    spread: float | None
+    spread: float | None = None
     """Of the same losses: 1.4826 times the median deviation, at least 2 % of the median."""
     num_consecutive: int
     """Suspect epochs in a row, this one included."""
-    first_epoch: int | None
+    first_epoch: int | None = None
     """Where the trouble began: the first suspect epoch of the streak."""
-    op: str | None
+    op: str | None = None
     """What the controller did in this epoch; None for the untrained host."""
-    slot_id: str | None
+    slot_id: str | None = None
     """Where it did it."""
-    restored_epoch: int | None
+    restored_epoch: int | None = None
     """Epoch whose end the host was set back to; None if it was not set back or went back to the untrained host."""
     rolled_back: bool
     """True if the host was set back to an earlier state."""
@@ -316,5 +316,5 @@ class RewardHackingSuspected:
     """What that seed claims: points lost when it alone is switched off."""
     improvement_pp: float
     """ransomware: points above a host that only waited; attribution_ratio: points that all seeds brought together."""
-    ratio: float | None
+    ratio: float | None = None
     """Sum of the positive claims over what was brought together, at least 1 pp; None for ransomware."""

@@ -89,7 +89,7 @@ class Check:
 
     name: str
     passed: bool
-    value: float | None
+    value: float | None = None
     limit: float
 
 

@@ -16,11 +16,11 @@ class RunStarted:
     python_version: str
     torch_version: str
     numpy_version: str
-    cuda_version: str | None
+    cuda_version: str | None = None
     """That torch was built for; None for a build without CUDA."""
-    git_commit: str | None
+    git_commit: str | None = None
     """Of the source this runs from; None if that is not known."""
-    git_dirty: bool | None
+    git_dirty: bool | None = None
     """True if tracked files differ from that commit."""
     config_hash: str
     """sha256 of the canonical JSON of the configuration."""
@@ -29,7 +29,7 @@ class RunStarted:
     run_seed: int
     """Everything random in the run follows from it."""
     task: str
-    data_sha256: str | None
+    data_sha256: str | None = None
     """Of the data set; None if it has none."""
     split_sizes: Mapping[str, int]
     """Rows by split: train, val, test."""
@@ -39,21 +39,21 @@ class RunStarted:
     slot_ids: tuple[str, ...]
     host_params: int
     """Parameters of the host alone."""
-    param_budget: int | None
+    param_budget: int | None = None
     """Most parameters a host and its seeds may have together; None for no limit."""
     controller: str
     """ppo, or the name of a fixed one."""
-    reward_mode: str | None
+    reward_mode: str | None = None
     """None where nothing is priced."""
     worker_kind: str
     """inline: hosts run in this process; process: in workers."""
     num_workers: int
     devices: tuple[str, ...]
-    amp_dtype: str | None
+    amp_dtype: str | None = None
     """Mixed precision of the hosts; None for none."""
     level: str
     """The telemetry level, by its lower-case name."""
-    resumed_from: str | None
+    resumed_from: str | None = None
     """The checkpoint this attempt continues, by its name; None for a fresh start."""
     resume_differences: tuple[str, ...]
     """What differs from the build that wrote the checkpoint; bitwise equality is not promised across these."""
@@ -65,18 +65,18 @@ class RunEnded:
 
     status: Literal["completed", "failed", "interrupted"]
     """interrupted: stopped in good order before the last round; it can be resumed."""
-    error_type: str | None
+    error_type: str | None = None
     """Name of the exception; None if there was none."""
-    error_message: str | None
-    traceback_tail: str | None
+    error_message: str | None = None
+    traceback_tail: str | None = None
     """Its last 2000 characters."""
     num_rounds_total: int
     """Rounds completed, those of earlier attempts included."""
     num_env_steps_total: int
     """Host epochs trained over all envs, those of earlier attempts included."""
-    best_accuracy_pct: float | None
+    best_accuracy_pct: float | None = None
     """The best final accuracy of a single host in any round."""
-    final_accuracy_pct: float | None
+    final_accuracy_pct: float | None = None
     """`accuracy_mean_pct` of the last round."""
     wall_s: float
     """Of this attempt, what comes before its first round included: data, calibration, workers."""
@@ -96,7 +96,7 @@ class BatchSummary:
     """The worst env."""
     rolling_accuracy_pct: float
     """Mean of `accuracy_mean_pct` over the last ten rounds."""
-    committed_accuracy_pct: float | None
+    committed_accuracy_pct: float | None = None
     """The same of the networks that would be delivered, hosts with their fossils only; None if none was measured."""
     return_mean: float
     """Mean over envs of the raw rewards summed over an episode."""
@@ -136,7 +136,7 @@ class PhaseTime:
     """What one phase of a round cost. CPU time is that of the parent process."""
 
     wall_ms: float
-    cpu_ms: float | None
+    cpu_ms: float | None = None
     """None where it was not measured."""
 
 
@@ -165,23 +165,23 @@ class ProfileMeasured:
 
     env_steps_per_s: float
     """Host epochs of all envs over the wall time of the round."""
-    host_samples_per_s: float | None
+    host_samples_per_s: float | None = None
     """Training rows that hosts learned from, over the same time."""
     phases: Mapping[str, PhaseTime]
     """By name: other (telling and saving the round before), act, execute (hosts train and are validated), reward,
     update."""
-    controller_ms_per_env_step: float | None
+    controller_ms_per_env_step: float | None = None
     """Phase act over env steps: what choosing costs."""
-    telemetry_cpu_ms: float | None
+    telemetry_cpu_ms: float | None = None
     """CPU time of telling, in the training thread and in the log's own."""
-    wait_share: float | None
+    wait_share: float | None = None
     """Share of the wall time the parent waited for workers; None where there are none. The alarm `wait_share` is
     another thing: how often the policy chose WAIT although it could act."""
-    rss_bytes: int | None
+    rss_bytes: int | None = None
     """Largest resident memory of the parent process so far."""
-    cuda: Mapping[str, CudaMemory] | None
+    cuda: Mapping[str, CudaMemory] | None = None
     """By device, of the parent process; None without CUDA."""
-    disk_free_bytes: int | None
+    disk_free_bytes: int | None = None
     """Where the run directory lies."""
     queue_high_water: int
     """Most events that were waiting for the log's writer at once, so far."""
@@ -220,15 +220,15 @@ class CheckpointRecorded:
     action: Literal["saved", "save_failed", "loaded", "rejected"]
     path: str
     """Relative to the run directory."""
-    round: int | None
+    round: int | None = None
     """Rounds completed in it; None where that could not be read."""
-    next_seq: int | None
+    next_seq: int | None = None
     """Events from this number on are written again when the run is resumed from it."""
-    size_bytes: int | None
-    save_ms: float | None
-    manifest_sha256: str | None
+    size_bytes: int | None = None
+    save_ms: float | None = None
+    manifest_sha256: str | None = None
     """Of the checkpoint's own manifest, which lists its files and their hashes."""
-    error: str | None
+    error: str | None = None
     """Why it could not be saved or used; None if nothing was wrong."""
 
 
@@ -242,7 +242,7 @@ class WorkerStateChanged:
     """"lost", "recovered" or "abandoned"."""
     env_ids: tuple[int, ...]
     """Envs that lived there."""
-    exit_code: int | None
+    exit_code: int | None = None
     """Negative for a signal; None if the process did not end."""
     error: str
     num_epochs_replayed: int

@@ -1,14 +1,24 @@
-"""The files of a run directory, by name. Who writes and who reads them is nobody's business here."""
+"""The files of a run directory: their names, and what the small ones say. Who writes and who reads is unknown here.
+
+The event log is one file per attempt, `events/a<attempt>-s<first sequence number>.jsonl`. It is only appended to, and
+gets a checksum file beside it (`sha256sum -c` reads it) when the attempt ends, or when the next one begins.
+"""
 
 from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from esper.leyline.record import record
 
 CONFIG_FILE = "config.json"
 """The resolved configuration, complete."""
 MANIFEST_FILE = "manifest.json"
-"""Run id, group, attempts and log segments; inside a checkpoint: its files and their hashes."""
-EVENTS_FILE = "events.jsonl"
-"""The active segment of the event log."""
-SEGMENTS_DIR = "segments"
+"""Inside a checkpoint: its files and their hashes."""
+EVENTS_DIR = "events"
+"""The event log, one file per attempt."""
 STATUS_FILE = "status.json"
 """The heartbeat. A convenience, never evidence."""
 LOCK_FILE = "run.lock"
@@ -18,3 +28,90 @@ METRICS_DIR = "metrics"
 REPORT_FILE = "report.html"
 DEFAULT_GROUP = "main"
 """Cohort of a run that nobody named one for."""
+_EVENT_FILE = re.compile(r"a(\d{3,})-s(\d+)\.jsonl")
+
+
+@record
+class EventFile:
+    """The log of one attempt."""
+
+    path: Path
+    attempt: int
+    """Which start of the run wrote it: 0 first, +1 per resume."""
+    first_seq: int
+    """Events of earlier attempts count only if their sequence number is below this one."""
+
+    @property
+    def name(self) -> str:
+        """Relative to the run directory."""
+        return f"{EVENTS_DIR}/{self.path.name}"
+
+    @property
+    def checksum_path(self) -> Path:
+        """Where its hash is, once no more is written to it."""
+        return self.path.with_name(f"{self.path.name}.sha256")
+
+    def checksum(self, sha256: str) -> str:
+        """What the checksum file says for a hash."""
+        return f"{sha256}  {self.path.name}\n"
+
+
+def event_file(run_dir: Path, attempt: int, first_seq: int) -> EventFile:
+    """The file that an attempt writes."""
+    path = run_dir / EVENTS_DIR / f"a{attempt:03d}-s{first_seq}.jsonl"
+    return EventFile(path=path, attempt=attempt, first_seq=first_seq)
+
+
+def event_files(run_dir: Path) -> list[EventFile]:
+    """The log of a run in order of attempts; empty if there is none.
+
+    Raises:
+        ValueError: The folder holds a log of format 1.
+    """
+    if (run_dir / "events.jsonl").exists() or (run_dir / "segments").is_dir():
+        raise ValueError(
+            f"{run_dir} holds an event log of format 1 (events.jsonl, segments/); this Esper reads format 2 "
+            f"({EVENTS_DIR}/). Read or resume it with the Esper that wrote it, or start a new run"
+        )
+    found = [(path, _EVENT_FILE.fullmatch(path.name)) for path in (run_dir / EVENTS_DIR).glob("*.jsonl")]
+    files = [EventFile(path=path, attempt=int(name[1]), first_seq=int(name[2])) for path, name in found if name]
+    return sorted(files, key=lambda file: file.attempt)
+
+
+@record
+class RunStatus:
+    """`status.json`: the heartbeat. A convenience, never evidence."""
+
+    run: str
+    attempt: int
+    pid: int
+    host: str
+    process_started_s: float | None = None
+    """Start of the process, to tell it from a later one with the same number; None where that cannot be known."""
+    written_wall: float
+    closed: bool
+    """True once the hub was closed in good order."""
+    phase: str
+    round: int | None = None
+    epoch: int | None = None
+    last_seq: int
+    """The last sequence number given out; -1 before the first."""
+    silence_s: float
+    """Time since the training thread last reported progress."""
+    median_epoch_s: float | None = None
+    num_dropped: Mapping[str, int]
+    num_held: int
+    """Events waiting in memory because the log cannot be written."""
+    log_error: str | None = None
+    disk_free_bytes: int | None = None
+
+
+def process_started_s(pid: int) -> float | None:
+    """When a process of this machine began, in Unix seconds; None if it is gone or the system does not tell."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+    except (OSError, StopIteration):
+        return None
+    ticks_since_boot = int(after_name[19])
+    return int(boot.split()[1]) + ticks_since_boot / os.sysconf("SC_CLK_TCK")

@@ -2,26 +2,21 @@
 
 from esper.nissa.backends import Backend, BackendReport
 from esper.nissa.codec import encode
-from esper.nissa.hub import TelemetryHub, complain
-from esper.nissa.null import NULL_HUB, Hub, NullHub, get_hub, set_hub
-from esper.nissa.reports import HubHealth, HubReport
-from esper.nissa.segments import begin_attempt, new_run_id, read_manifest, rebuild_manifest
+from esper.nissa.hub import Hub, HubHealth, HubLimits, HubReport, TelemetryHub, get_hub, set_hub
+from esper.nissa.log_file import new_run_id
+from esper.nissa.writer import complain
 
 __all__ = [
-    "NULL_HUB",
     "Backend",
     "BackendReport",
     "Hub",
     "HubHealth",
+    "HubLimits",
     "HubReport",
-    "NullHub",
     "TelemetryHub",
-    "begin_attempt",
     "complain",
     "encode",
     "get_hub",
     "new_run_id",
-    "read_manifest",
-    "rebuild_manifest",
     "set_hub",
 ]

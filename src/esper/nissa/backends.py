@@ -1,6 +1,6 @@
-"""Optional listeners of the log: each with its own queue and thread, so that none can slow or stop anything else.
+"""Optional listeners beside the log: each with its own queue and thread, so that none can slow or stop anything else.
 
-A listener may lose events, raise or hang. The log can rebuild whatever it missed.
+A listener may lose events, raise or hang. The log has whatever it missed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal, Protocol, runtime_checkable
 
 from esper.leyline import LoggedEvent, record
+from esper.nissa.writer import complain
 
 MAX_ERRORS = 3
 """Exceptions in a row after which a listener is switched off."""
@@ -40,16 +41,16 @@ class Backend(Protocol):
 
 
 @runtime_checkable
-class Watching(Protocol):
-    """A listener that also wants to know how far a round has come."""
+class ProgressListener(Protocol):
+    """A listener that also shows how far a round has come."""
 
     def tick(self, round: int, epoch: int) -> None:
-        """Told the newest position now and then; those between are left out."""
+        """Receives the newest position now and then; those between are left out."""
 
 
 @record
 class BackendReport:
-    """How a listener fared."""
+    """State and counts of one listener."""
 
     state: State
     num_taken: int
@@ -57,26 +58,23 @@ class BackendReport:
     error: str | None
 
 
-class BackendLane:
-    """The queue and the thread of one listener.
+class BackendThread:
+    """The queue and the thread of one listener, which is started here.
 
     Args:
-        backend: The listener; it is started here.
+        backend: The listener.
         capacity: Events that may wait for it.
         hang_s: Time after which a call that does not return is given up.
-        complain: Tells a person.
 
     Raises:
         ValueError: The listener did not start in time.
         Exception: Whatever its start raised.
     """
 
-    def __init__(self, backend: Backend, *, capacity: int, hang_s: float, complain: Callable[[str], None]) -> None:
+    def __init__(self, backend: Backend, *, capacity: int, hang_s: float) -> None:
         self.backend = backend
         self._queue: deque[LoggedEvent] = deque()
-        self._capacity = capacity
-        self._hang_s = hang_s
-        self._complain = complain
+        self._capacity, self._hang_s = capacity, hang_s
         self._wake = threading.Condition()
         self._flush_wanted = self._closing = False
         self._position: tuple[int, int] | None = None
@@ -88,7 +86,13 @@ class BackendLane:
         self._start_error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"esper-{backend.name}", daemon=True)
         self._thread.start()
-        self._await_start()
+        if not self._started.wait(hang_s):
+            self._state = "hung"
+            raise ValueError(
+                f"{backend.name} did not start within {hang_s:g} s. Leave it out, or mend what it waits for"
+            )
+        if self._start_error is not None:
+            raise self._start_error
 
     def feed(self, batch: list[LoggedEvent]) -> None:
         """Offers events; what finds no room is lost to this listener."""
@@ -100,7 +104,7 @@ class BackendLane:
 
     def tick(self, position: tuple[int, int]) -> None:
         """Offers the newest position to a listener that wants it."""
-        if isinstance(self.backend, Watching):
+        if isinstance(self.backend, ProgressListener):
             with self._wake:
                 self._position = position
                 self._wake.notify()
@@ -132,19 +136,10 @@ class BackendLane:
             self._switch_off("hung", "did not end in time")
 
     def report(self) -> BackendReport:
-        """How it fares."""
+        """Its state and counts."""
         with self._wake:
             lost = self._num_lost + (0 if self._state == "running" else len(self._queue))
             return BackendReport(state=self._state, num_taken=self._num_taken, num_lost=lost, error=self._error)
-
-    def _await_start(self) -> None:
-        if not self._started.wait(self._hang_s):
-            self._state = "hung"
-            raise ValueError(
-                f"{self.backend.name} did not start within {self._hang_s:g} s. Leave it out, or mend what it waits for"
-            )
-        if self._start_error is not None:
-            raise self._start_error
 
     def _run(self) -> None:
         try:
@@ -155,41 +150,32 @@ class BackendLane:
         finally:
             self._started.set()
         while self._state == "running":
-            for act in self._next():
-                act()
+            self._step()
 
-    def _next(self) -> tuple[Callable[[], None], ...]:
-        """The next thing to do: an event first, then the position, then a flush, then the end."""
+    def _step(self) -> None:
+        """Does the next thing: an event first, then the position, then a flush, then the end."""
         with self._wake:
             while not (self._queue or self._position or self._flush_wanted or self._closing):
                 self._wake.wait()
-            if self._queue:
-                return (partial(self._write, self._queue.popleft()),)
-            position, self._position = self._position, None
-            flush, self._flush_wanted = self._flush_wanted, False
-        tick = () if position is None else (partial(self._tick, *position),)
-        return (*tick, *((self._flush,) if flush else ()), *((self._end,) if self._closing else ()))
-
-    def _write(self, line: LoggedEvent) -> None:
-        taken = self._call(partial(self.backend.write, line))
-        with self._wake:  # the hub's thread counts what found no room
-            self._num_taken += taken
-            self._num_lost += not taken
-
-    def _tick(self, round_idx: int, epoch: int) -> None:
-        assert isinstance(self.backend, Watching)
-        self._call(partial(self.backend.tick, round_idx, epoch))
-
-    def _flush(self) -> None:
-        self._call(self.backend.flush)
-
-    def _end(self) -> None:
-        if self._state != "running":
+            line = self._queue.popleft() if self._queue else None
+            if line is None:
+                position, self._position = self._position, None
+                flush, self._flush_wanted = self._flush_wanted, False
+        if line is not None:
+            taken = self._call(partial(self.backend.write, line))
+            with self._wake:  # the hub's thread counts what found no room
+                self._num_taken += taken
+                self._num_lost += not taken
             return
-        ended = self._call(self.backend.close)
-        with self._wake:
-            if self._state == "running":
-                self._state = "closed" if ended else "failed"
+        if position is not None and isinstance(self.backend, ProgressListener):
+            self._call(partial(self.backend.tick, *position))
+        if flush:
+            self._call(self.backend.flush)
+        if self._closing and self._state == "running":
+            ended = self._call(self.backend.close)
+            with self._wake:
+                if self._state == "running":
+                    self._state = "closed" if ended else "failed"
 
     def _call(self, act: Callable[[], object]) -> bool:
         """Whether a call came back without an error. Only one that was of use shows that the listener works."""
@@ -212,7 +198,7 @@ class BackendLane:
             self._switch_off("failed", error)
         elif self._num_errors == 1:
             again = "" if self._closing else " and is tried again"
-            self._complain(f"{self.backend.name} failed ({error}){again}. The log has everything")
+            complain(f"{self.backend.name} failed ({error}){again}. The log has everything")
 
     def _switch_off(self, state: State, why: str) -> None:
         with self._wake:
@@ -220,22 +206,12 @@ class BackendLane:
                 return
             self._state, self._error = state, why
             self._wake.notify()
-        self._complain(f"{self.backend.name} is switched off ({why}). The run goes on; the log has everything")
+        complain(f"{self.backend.name} is switched off ({why}). The run goes on; the log has everything")
 
 
-def close_lanes(lanes: Sequence[BackendLane], deadline: float) -> None:
-    """Ends all listeners side by side, so that one that hangs takes no time from the others.
-
-    Args:
-        lanes: Ended ones are left alone.
-        deadline: On the monotonic clock.
-    """
-    for lane in lanes:
-        lane.ask_close()
-    for lane in lanes:
-        lane.close(deadline - time.monotonic())
-
-
-def reports_of(lanes: Sequence[BackendLane]) -> dict[str, BackendReport]:
-    """How each listener fares, by name."""
-    return {lane.backend.name: lane.report() for lane in lanes}
+def close_backends(threads: Sequence[BackendThread], deadline: float) -> None:
+    """Ends all listeners by a time of the monotonic clock, side by side: one that hangs costs the others nothing."""
+    for thread in threads:
+        thread.ask_close()
+    for thread in threads:
+        thread.close(deadline - time.monotonic())

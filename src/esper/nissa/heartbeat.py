@@ -1,4 +1,4 @@
-"""The status file: tells whoever looks that the process lives and where it is. A convenience, never evidence."""
+"""The status file: shows that the process lives and where it is. A convenience, never evidence."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from statistics import median
 
 import msgspec
 
-from esper.leyline import RunStatus, process_started_s
 from esper.leyline.files import free_bytes, write_atomic
-from esper.leyline.rundir import STATUS_FILE
+from esper.leyline.rundir import STATUS_FILE, RunStatus, process_started_s
 
 REMEMBERED_EPOCHS = 20
 
@@ -24,10 +23,7 @@ class Heartbeat:
     """Remembers where training is and writes it down now and then."""
 
     def __init__(self, run_dir: Path, *, run_id: str, attempt: int, every_s: float) -> None:
-        self._run_dir = run_dir
-        self._run_id = run_id
-        self._attempt = attempt
-        self._every_s = every_s
+        self._run_dir, self._run_id, self._attempt, self._every_s = run_dir, run_id, attempt, every_s
         self._process_started_s = process_started_s(os.getpid())
         self._host = socket.gethostname()
         self._where: tuple[str, int | None, int | None] = ("starting", None, None)
@@ -45,18 +41,14 @@ class Heartbeat:
             self._epoch_at = now
         self._where, self._progress_at = (phase, round_idx, epoch), now
 
-    @property
-    def is_due(self) -> bool:
-        """True once it is time to write again."""
-        return time.monotonic() - self._written_at >= self._every_s
-
     def beat(
         self, *, last_seq: int, dropped: Mapping[str, int], num_held: int, error: str | None, closed: bool = False
     ) -> None:
         """Writes the status if it is time to, or if this is the last one. A failure is not worth a word."""
-        if not closed and not self.is_due:
+        now = time.monotonic()
+        if not closed and now - self._written_at < self._every_s:
             return
-        self._written_at = now = time.monotonic()
+        self._written_at = now
         times = tuple(self._epoch_times_s)
         phase, round_idx, epoch = self._where
         status = RunStatus(

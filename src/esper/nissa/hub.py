@@ -7,13 +7,11 @@ catalogue's promises about events, not what they mean, and offers nothing to rea
 from __future__ import annotations
 
 import atexit
-import contextlib
-import sys
 import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -23,89 +21,219 @@ from esper.leyline import (
     SCHEMA_VERSION,
     EventsDropped,
     LoggedEvent,
-    RunManifest,
     Severity,
     TelemetryEvent,
     TelemetryEventType,
     check_event,
     make_event,
+    record,
 )
-from esper.leyline.rundir import DEFAULT_GROUP
-from esper.nissa.backends import Backend, BackendLane, close_lanes, reports_of
-from esper.nissa.codec import encode
-from esper.nissa.drops import Drops
+from esper.nissa.backends import Backend, BackendReport, BackendThread, close_backends
 from esper.nissa.heartbeat import Heartbeat
-from esper.nissa.jsonl import LogFile
-from esper.nissa.reports import HubHealth, HubReport
-from esper.nissa.segments import read_manifest
-from esper.nissa.writer import URGENT, LogWriter
+from esper.nissa.log_file import LogFile
+from esper.nissa.writer import URGENT, Drops, LogWriter, complain
 
 MAX_HELD = 100_000
 """Events that may wait for a log that cannot be written before the run has to stop."""
 EXIT_TIMEOUT_S = 5.0
 
-__all__ = ["MAX_HELD", "URGENT", "TelemetryHub", "complain"]
+
+@record
+class HubLimits:
+    """Sizes and times of a hub. Runs use the defaults."""
+
+    queue_capacity: int = 8192
+    """Events that may wait for the writer, or for a listener; beyond it only those that must not be lost are taken."""
+    flush_interval_s: float = 0.5
+    """Longest time an event waits."""
+    heartbeat_s: float = 1.0
+    """Time between two status files."""
+    retry_s: float = 5.0
+    """Time between two tries on a log that cannot be written."""
+    hang_s: float = 30.0
+    """Time after which a listener that does not return is switched off; one that does not start by then is an error."""
 
 
-def complain(message: str) -> None:
-    """One line for the person at the terminal, if there is one: a process may have no standard error at all."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"esper: {message}\n")
-        sys.stderr.flush()
+DEFAULT_LIMITS = HubLimits()
 
 
-class TelemetryHub:
-    """One run's way into its log. Use it as a context manager, or call `close`.
+@record
+class HubHealth:
+    """State of a hub right now."""
+
+    num_queued: int = 0
+    queue_high_water: int = 0
+    """Most events that ever waited for the writer at once."""
+    num_held: int = 0
+    """Events that wait in memory because the log cannot be written."""
+    num_dropped: Mapping[str, int] = field(default_factory=dict)
+    """Lost events by type, since this attempt began."""
+    log_error: str | None = None
+    must_stop: bool = False
+    """True if the run should stop at the next round boundary, because its record is no longer good enough."""
+    writer_cpu_ms: float = 0.0
+    """CPU time of the writer's thread so far."""
+    backends: Mapping[str, BackendReport]
+
+
+@record
+class HubReport:
+    """What became of a hub's events."""
+
+    next_seq: int
+    num_written: int = 0
+    num_unwritten: int = 0
+    """Accepted events that did not reach the log before it was closed."""
+    num_dropped: Mapping[str, int] = field(default_factory=dict)
+    num_late: int = 0
+    """Events offered after the hub was closed."""
+    log_error: str | None = None
+    complete: bool = True
+    """True if every event of this attempt is in the log."""
+    backends: Mapping[str, BackendReport]
+
+
+class Hub:
+    """A hub without a log: listeners receive the events; without any, failures are printed to stderr.
 
     Args:
-        run_dir: A run directory in which `begin_attempt` entered this attempt.
-        run_id: Name of the run.
-        attempt: Which start of the run this is.
-        first_seq: Number of the first event.
-        group: Cohort of the run.
-        queue_capacity: Events that may wait for the writer; beyond it only those that must not be lost are taken.
-        flush_interval_s: Longest time an event waits.
-        rotate_bytes: Size at which the log continues in a new file.
-        heartbeat_s: Time between two status files.
+        first_seq: The number that the log has come to, for a session without a log between two with one.
         backends: Listeners; their names must differ.
-        strict: True to raise on events that break the catalogue; otherwise they are counted and named on stderr.
+        limits: Sizes and times.
+    """
+
+    run_id = group = ""
+    attempt = 0
+
+    def __init__(
+        self, *, first_seq: int = 0, backends: Sequence[Backend] = (), limits: HubLimits = DEFAULT_LIMITS
+    ) -> None:
+        names = [backend.name for backend in backends]
+        if len(set(names)) != len(names):
+            raise ValueError(f"backends need different names, got {', '.join(names)}")
+        self._next_seq, self._num_shown, self._started = first_seq, 0, time.monotonic()
+        self._backends: list[BackendThread] = []
+        try:
+            for backend in backends:
+                self._backends.append(BackendThread(backend, capacity=limits.queue_capacity, hang_s=limits.hang_s))
+        except BaseException:
+            close_backends(self._backends, time.monotonic() + EXIT_TIMEOUT_S)
+            raise
+
+    @property
+    def next_seq(self) -> int:
+        """The number the next event gets; a checkpoint stores it after a durable flush."""
+        return self._next_seq
+
+    def emit(self, event: TelemetryEvent) -> None:
+        """Takes an event. Never blocks."""
+        if self._backends:
+            line = self._stamp(self._num_shown, time.time(), time.monotonic() - self._started, event)
+            self._num_shown += 1
+            for backend in self._backends:
+                backend.feed([line])
+        elif event.severity in URGENT:
+            where = "" if event.env is None else f" in env {event.env}, episode {event.episode}, epoch {event.epoch}"
+            complain(f"{event.severity.value}: {event.type.value}{where}: {event.data}")
+
+    def progress(self, phase: str, *, round: int | None = None, epoch: int | None = None) -> None:
+        """Says that training moved on, for the heartbeat and for listeners that show it."""
+        for backend in self._backends:
+            backend.watch()
+            if round is not None and epoch is not None:
+                backend.tick((round, epoch))
+
+    def flush(self, timeout: float, *, fsync: bool = False) -> bool:
+        """Waits until everything accepted so far is in the log, and asks the listeners to flush.
+
+        Args:
+            timeout: Most seconds to wait.
+            fsync: True to also make it survive a loss of power.
+
+        Returns:
+            False if that did not happen in time or cannot happen now.
+        """
+        return True
+
+    def close(self, timeout: float = EXIT_TIMEOUT_S) -> HubReport:
+        """Writes what is left and ends the listeners, within `timeout` seconds. More calls only report again."""
+        close_backends(self._backends, time.monotonic() + timeout)
+        return HubReport(next_seq=self._next_seq, backends=self._backend_reports())
+
+    def health(self) -> HubHealth:
+        """The state of the hub; works before and after `close`."""
+        return HubHealth(backends=self._backend_reports())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _backend_reports(self) -> dict[str, BackendReport]:
+        return {thread.backend.name: thread.report() for thread in self._backends}
+
+    def _stamp(self, seq: int, wall: float, mono: float, event: TelemetryEvent) -> LoggedEvent:
+        return LoggedEvent(
+            v=SCHEMA_VERSION,
+            run=self.run_id,
+            attempt=self.attempt,
+            seq=seq,
+            wall=round(wall, 6),
+            mono=round(mono, 6),
+            type=event.type,
+            severity=event.severity,
+            round=event.round,
+            episode=event.episode,
+            env=event.env,
+            epoch=event.epoch,
+            group=self.group,
+            data=event.data,
+        )
+
+
+class TelemetryHub(Hub):
+    """One run's way into its log: begins a new attempt. Use it as a context manager, or call `close`.
+
+    Args:
+        run_dir: The run directory; created if missing.
+        run_id: Name of the run; None for the one the directory holds, or a new one.
+        group: Cohort of the run; None for the one the directory holds, or the default.
+        first_seq: Number of the first event: 0, or the checkpoint's `next_seq`.
+        backends: Listeners; their names must differ.
         require_complete: True if the run should stop as soon as the log is not complete.
-        retry_s: Time between two tries on a log that cannot be written.
-        hang_s: Time after which a listener that does not return is switched off. One that does not start in this time
-            is an error, as is one whose start fails.
+        limits: Sizes and times.
+
+    Raises:
+        ValueError: The directory belongs to another run or group, or holds a log of another format.
+        OSError: The directory cannot be written.
     """
 
     def __init__(
         self,
         run_dir: Path,
         *,
-        run_id: str,
-        attempt: int,
-        first_seq: int,
-        group: str = DEFAULT_GROUP,
-        queue_capacity: int = 8192,
-        flush_interval_s: float = 0.5,
-        rotate_bytes: int = 64 << 20,
-        heartbeat_s: float = 1.0,
+        run_id: str | None = None,
+        group: str | None = None,
+        first_seq: int = 0,
         backends: Sequence[Backend] = (),
-        strict: bool = False,
         require_complete: bool = False,
-        retry_s: float = 5.0,
-        hang_s: float = 30.0,
+        limits: HubLimits = DEFAULT_LIMITS,
     ) -> None:
-        names = [backend.name for backend in backends]
-        if len(set(names)) != len(names):
-            raise ValueError(f"backends need different names, got {', '.join(names)}")
-        self.run_dir, self.run_id, self.attempt, self.group = run_dir, run_id, attempt, group
-        self._capacity, self._flush_interval_s = queue_capacity, flush_interval_s
-        self._strict, self._require_complete = strict, require_complete
-        self._mono_start = time.monotonic()
-        log = LogFile(run_dir, _manifest_of(run_dir, run_id, attempt), rotate_bytes=rotate_bytes)
-        self._writer = LogWriter(log, retry_s=retry_s, complain=complain)
-        self._heartbeat = Heartbeat(run_dir, run_id=run_id, attempt=attempt, every_s=heartbeat_s)
-        # Guarded by the condition, which also tells of changes:
+        log = LogFile(run_dir, run_id=run_id, group=group, first_seq=first_seq)
+        try:
+            super().__init__(first_seq=first_seq, backends=backends, limits=limits)
+        except BaseException:  # a listener that does not start; the run itself is as it was
+            log.discard()
+            raise
+        self.run_dir, self.run_id, self.attempt, self.group = run_dir, log.run_id, log.file.attempt, log.group
+        self._limits, self._require_complete = limits, require_complete
+        self._writer = LogWriter(log, retry_s=limits.retry_s)
+        self._heartbeat = Heartbeat(run_dir, run_id=self.run_id, attempt=self.attempt, every_s=limits.heartbeat_s)
+        # Guarded by the condition, which also signals changes, as is `_next_seq`:
         self._changed = threading.Condition()
-        self._next_seq = first_seq
         self._queue: list[tuple[int, float, float, TelemetryEvent]] = []
         self._drops = Drops()
         self._high_water = self._num_late = 0
@@ -114,25 +242,16 @@ class TelemetryHub:
         self._crash: str | None = None
         self._writer_cpu_s = 0.0
         self._position: tuple[int, int] | None = None
-
-        self._lanes: list[BackendLane] = []
-        try:
-            for backend in backends:
-                self._lanes.append(BackendLane(backend, capacity=queue_capacity, hang_s=hang_s, complain=complain))
-        except BaseException:
-            close_lanes(self._lanes, time.monotonic() + EXIT_TIMEOUT_S)
-            log.close()
-            raise
         self._thread = threading.Thread(target=self._run, name="esper-log", daemon=True)
         self._thread.start()
-        atexit.register(self._close_at_exit)
+        atexit.register(self.close)
 
     # ---- what the training thread calls
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Takes an event. Never blocks, and raises only if strict."""
-        problem = self._problem(event)
-        wall, mono = time.time(), time.monotonic() - self._mono_start
+        """Takes an event. Never blocks."""
+        problem = _problem(event)
+        wall, mono = time.time(), time.monotonic() - self._started
         with self._changed:
             if self._closing or self._done:
                 self._num_late += 1
@@ -141,19 +260,19 @@ class TelemetryHub:
             self._next_seq += 1
             if problem is not None:
                 self._drops.add(event.type.value, seq, "invalid")
-            elif len(self._queue) >= self._capacity and not EVENTS[event.type].must:
+            elif len(self._queue) >= self._limits.queue_capacity and not EVENTS[event.type].must:
                 self._drops.add(event.type.value, seq, "queue_full")
             else:
                 self._queue.append((seq, wall, mono, event))
                 self._high_water = max(self._high_water, len(self._queue))
-            if event.severity in URGENT or len(self._queue) >= self._capacity:
+            if event.severity in URGENT or len(self._queue) >= self._limits.queue_capacity:
                 self._urgent = True
                 self._changed.notify_all()
         if problem is not None:
             complain(f"an event is lost because it breaks the catalogue: {problem}")
 
     def progress(self, phase: str, *, round: int | None = None, epoch: int | None = None) -> None:
-        """Says that training moved on, for the heartbeat and for listeners that want to know."""
+        """Says that training moved on, for the heartbeat and for listeners that show it."""
         self._heartbeat.progress(phase, round, epoch)
         if round is not None and epoch is not None:
             self._position = round, epoch
@@ -165,15 +284,7 @@ class TelemetryHub:
             return self._next_seq
 
     def flush(self, timeout: float, *, fsync: bool = False) -> bool:
-        """Waits until everything accepted so far is in the file, and asks the backends to flush.
-
-        Args:
-            timeout: Most seconds to wait.
-            fsync: True to also make it survive a loss of power.
-
-        Returns:
-            False if that did not happen in time or cannot happen now.
-        """
+        """Waits until everything accepted so far is in the log; False if it is not in time or cannot be now."""
         with self._changed:
             self._num_asked += 1
             mine = self._num_asked
@@ -183,14 +294,14 @@ class TelemetryHub:
             return self._flush_ok if self._num_served >= mine else self._done and self._log_error() is None
 
     def close(self, timeout: float = EXIT_TIMEOUT_S) -> HubReport:
-        """Writes what is left and ends the backends, within `timeout` seconds. More calls only report again."""
+        """Writes what is left and ends the listeners, within `timeout` seconds. More calls only report again."""
         deadline = time.monotonic() + timeout
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        close_lanes(self._lanes, deadline)
-        atexit.unregister(self._close_at_exit)
+        close_backends(self._backends, deadline)
+        atexit.unregister(self.close)
         with self._changed:
             unwritten, dropped = len(self._queue) + self._writer.num_held, self._all_dropped()
             error = self._log_error() if self._done else "the writer did not end in time"
@@ -202,11 +313,11 @@ class TelemetryHub:
                 num_late=self._num_late,
                 log_error=error,
                 complete=error is None and not unwritten and not dropped,
-                backends=reports_of(self._lanes),
+                backends=self._backend_reports(),
             )
 
     def health(self) -> HubHealth:
-        """How the hub fares; works before and after `close`."""
+        """The state of the hub; works before and after `close`."""
         with self._changed:
             held, error, dropped = self._writer.num_held, self._log_error(), self._all_dropped()
             waiting = held + len(self._queue)
@@ -219,30 +330,11 @@ class TelemetryHub:
                 log_error=error,
                 must_stop=waiting > MAX_HELD or self._crash is not None or (self._require_complete and incomplete),
                 writer_cpu_ms=1000.0 * self._writer_cpu_s,
-                backends=reports_of(self._lanes),
+                backends=self._backend_reports(),
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a TelemetryHub belongs to the process that opened it and cannot be pickled")
-
-    def _problem(self, event: TelemetryEvent) -> str | None:
-        try:
-            check_event(event)
-            if self._strict:
-                encode(self._stamp(0, 0.0, 0.0, event))
-        except (TypeError, ValueError) as error:
-            if self._strict:
-                raise
-            return str(error)
-        return None
 
     # ---- what the writer's thread does
 
@@ -250,7 +342,7 @@ class TelemetryHub:
         try:
             while not self._done:
                 with self._changed:
-                    self._changed.wait_for(self._has_work, self._flush_interval_s)
+                    self._changed.wait_for(self._has_work, self._limits.flush_interval_s)
                     asked, sync, closing = self._num_asked, self._sync_wanted, self._closing
                     self._urgent = self._sync_wanted = False
                 self._serve(asked, sync=sync, closing=closing)
@@ -277,7 +369,7 @@ class TelemetryHub:
         flushed = self._writer.sync() if sync else self._writer.error is None
         if closing:
             self._writer.close()
-        self._beat(closed=closing)
+        self._write_status(closed=closing)
         with self._changed:
             self._writer_cpu_s = time.thread_time()
             self._flush_ok, self._num_served, self._done = flushed, asked, closing
@@ -297,67 +389,52 @@ class TelemetryHub:
     def _explanation(self, gap: EventsDropped) -> tuple[int, float, float, TelemetryEvent]:
         seq = self._next_seq
         self._next_seq += 1
-        mono = time.monotonic() - self._mono_start
+        mono = time.monotonic() - self._started
         return seq, time.time(), mono, make_event(TelemetryEventType.EVENTS_DROPPED, gap, Severity.WARNING)
-
-    def _stamp(self, seq: int, wall: float, mono: float, event: TelemetryEvent) -> LoggedEvent:
-        return stamp(event, run=self.run_id, attempt=self.attempt, group=self.group, seq=seq, wall=wall, mono=mono)
 
     def _feed(self, batch: list[LoggedEvent], *, flush: bool) -> None:
         position, self._position = self._position, None
-        for lane in self._lanes:
-            lane.watch()
-            lane.feed(batch)
+        for backend in self._backends:
+            backend.watch()
+            backend.feed(batch)
             if position is not None:
-                lane.tick(position)
+                backend.tick(position)
             if flush:
-                lane.ask_flush()
+                backend.ask_flush()
 
-    def _beat(self, *, closed: bool) -> None:
-        if not closed and not self._heartbeat.is_due:
-            return
+    def _write_status(self, *, closed: bool) -> None:
         with self._changed:
             last_seq, dropped = self._next_seq - 1, self._all_dropped()
         self._heartbeat.beat(
             last_seq=last_seq, dropped=dropped, num_held=self._writer.num_held, error=self._log_error(), closed=closed
         )
 
-    # ---- small facts
-
     def _all_dropped(self) -> dict[str, int]:
-        return dict(self._drops.total + Counter(self._writer.lost.total))
+        return dict(self._drops.total + self._writer.lost.total)
 
     def _log_error(self) -> str | None:
         return self._crash or self._writer.error or self._writer.sync_error
 
-    def _close_at_exit(self) -> None:
-        self.close(EXIT_TIMEOUT_S)
+
+def _problem(event: TelemetryEvent) -> str | None:
+    """What is wrong with an event; None if it is as the catalogue wants it."""
+    try:
+        check_event(event)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return None
 
 
-def stamp(
-    event: TelemetryEvent, *, run: str, attempt: int, group: str, seq: int, wall: float, mono: float
-) -> LoggedEvent:
-    """An event as a line of a log."""
-    return LoggedEvent(
-        v=SCHEMA_VERSION,
-        run=run,
-        attempt=attempt,
-        seq=seq,
-        wall=round(wall, 6),
-        mono=round(mono, 6),
-        type=event.type,
-        severity=event.severity,
-        round=event.round,
-        episode=event.episode,
-        env=event.env,
-        epoch=event.epoch,
-        group=group,
-        data=event.data,
-    )
+_NO_LOG = Hub()
+_current: Hub = _NO_LOG
 
 
-def _manifest_of(run_dir: Path, run_id: str, attempt: int) -> RunManifest:
-    manifest = read_manifest(run_dir)
-    if manifest is None or manifest.run != run_id or manifest.attempts[-1].attempt != attempt:
-        raise ValueError(f"{run_dir} has not been prepared for attempt {attempt} of run {run_id}: call begin_attempt")
-    return manifest
+def get_hub() -> Hub:
+    """The hub of this process, or one without a log. For composition roots; everyone else is handed a hub."""
+    return _current
+
+
+def set_hub(hub: TelemetryHub | None) -> None:
+    """Makes a hub the one of this process; None to have none."""
+    global _current
+    _current = _NO_LOG if hub is None else hub

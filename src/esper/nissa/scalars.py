@@ -56,9 +56,9 @@ def _of_round(data: BatchSummary) -> Found:
         "host/rolling_accuracy_pct": data.rolling_accuracy_pct,
         "host/committed_accuracy_pct": data.committed_accuracy_pct,
         "growth/params_ratio_mean": data.params_ratio_mean,
-        "growth/num_germinated": data.num_ops["GERMINATE"],
-        "growth/num_fossilized": data.num_ops["FOSSILIZE"],
-        "growth/num_pruned": data.num_ops["PRUNE"],
+        "growth/num_germinated": data.num_ops.get("GERMINATE"),
+        "growth/num_fossilized": data.num_ops.get("FOSSILIZE"),
+        "growth/num_pruned": data.num_ops.get("PRUNE"),
         "safety/num_rollbacks": data.num_rollbacks,
         "perf/round_s": data.duration_s,
     }

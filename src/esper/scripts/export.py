@@ -58,7 +58,7 @@ def export_command(
 def _write_tensorboard(run: Path, folder: Path) -> tuple[int, Integrity]:
     from esper.karn.integrity import check_run
     from esper.leyline import LoggedEvent, TelemetryEventType
-    from esper.nissa.tensorboard import TensorBoardBackend
+    from esper.nissa.exporters import TensorBoardBackend
 
     files = TensorBoardBackend(folder)
     num_rounds = 0

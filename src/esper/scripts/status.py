@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from esper.leyline.rundir import EVENTS_FILE, STATUS_FILE
+from esper.leyline.rundir import EVENTS_DIR, STATUS_FILE
 from esper.scripts.terminal import json_ready, plain_console, print_stderr
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _watch(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Diagnoses]]:
             view.add(item)
         wall, now = time.time(), time.monotonic()
         heartbeat = read_heartbeat(run, wall)
-        missing = f"{run} has no event ({EVENTS_FILE}) and no heartbeat ({STATUS_FILE})"
+        missing = f"{run} has no event ({EVENTS_DIR}/) and no heartbeat ({STATUS_FILE})"
         if not wait or view.num_events > 0 or heartbeat is not None:
             waiting_since = None
         elif waiting_since is None:

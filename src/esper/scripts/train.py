@@ -88,7 +88,7 @@ def train_command(
     else:
         chosen = resolve(preset, config_json, changes)
         _check_before_writing(chosen, data_dir)
-        start = start_new(chosen, runs, run_id, group=DEFAULT_GROUP if group is None else group)
+        start = start_new(chosen, runs, run_id, group=group)
     run_and_show(start, data_dir)
 
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import CheckpointRecorded, Severity, TelemetryEvent
-from esper.nissa.null import NullHub
-from esper.nissa.reports import HubHealth
+from esper.nissa import Hub, HubHealth
 from esper.simic.run.checkpoint import load_checkpoint
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.training.config import TrainingConfig
 from tests.simic.run.saving import contents, names, run_with
 
 
-class Log(NullHub):
+class Log(Hub):
     """A log with a clock: each flush takes as long as it is told to, and fails if it takes long. It explains a loss, so
     it takes a number."""
 
@@ -35,7 +34,7 @@ class Log(NullHub):
 
     def flush(self, timeout: float, *, fsync: bool = False) -> bool:
         assert fsync, "a checkpoint counts events that a loss of power must not take"
-        self.next_seq += 1
+        self._next_seq += 1
         took_s = self.flushes_s.pop(0) if self.flushes_s else 0.0
         self.now_s += min(took_s, timeout)
         return took_s < timeout
@@ -63,7 +62,7 @@ def test_one_slow_flush_does_not_put_off_saving_for_half_an_hour(tmp_path: Path)
 
 def test_a_checkpoint_counts_the_events_that_are_durable_and_no_others(tmp_path: Path) -> None:
     log = Log()
-    log.next_seq = 6
+    log._next_seq = 6
     saved = writer_of(tmp_path, log).offer(1, lambda: contents(1), score=None, last=False)
     assert saved is not None
     assert load_checkpoint(saved.path).facts.next_seq == 7

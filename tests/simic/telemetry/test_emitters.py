@@ -21,7 +21,6 @@ from esper.leyline import (
     make_event,
     wait,
 )
-from esper.leyline.rundir import EVENTS_FILE
 from esper.simic.rewards.types import RewardComponentsTelemetry
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, AnomalyReport
 from esper.simic.telemetry.emitters import (
@@ -39,7 +38,7 @@ from esper.simic.telemetry.emitters import (
 )
 from esper.simic.telemetry.records import Decision, EnvContext, UpdateClock
 from tests.fakes import germinate
-from tests.nissa.events import decode, open_hub
+from tests.nissa.events import decode, log_path, open_hub
 from tests.nissa.samples import episode, profile
 from tests.simic.agent.rounds import lived_buffer, small_agent, small_world
 from tests.simic.telemetry.test_debug_telemetry import layer
@@ -148,7 +147,7 @@ def test_a_real_update_reaches_the_log_as_it_was(tmp_path: Path) -> None:
     real = agent.update(lived_buffer(agent, spec))
     with open_hub(tmp_path, strict=True) as hub:
         emit_ppo_update_event(hub, 5, real, [layer("lstm.weight", 1.0)])
-    (line,) = (tmp_path / EVENTS_FILE).read_bytes().splitlines(keepends=True)
+    (line,) = log_path(tmp_path).read_bytes().splitlines(keepends=True)
     event = decode(line)
     data = event.data
     assert event.round == 5

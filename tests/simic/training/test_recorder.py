@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from esper.leyline import TelemetryLevel
-from esper.nissa.null import NullHub
+from esper.nissa import Hub
 from esper.simic.training import recorder
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import run_with
@@ -12,7 +12,7 @@ from tests.telemetry.logs import run_with
 RUN = replace(TINY, controller="wait_only", rounds=3, envs=1, minibatches=1, episode_length=2)
 
 
-class Meter(NullHub):
+class Meter(Hub):
     """A hub whose writer has worked and waited as long as it is told, by the end of each round."""
 
     writer_cpu_ms = (100.0, 250.0, 450.0)

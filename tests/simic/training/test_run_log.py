@@ -8,7 +8,7 @@ import pytest
 
 from esper.leyline import THRESHOLDS, AnomalyDebug, Severity, TelemetryLevel
 from esper.leyline.thresholds import MIN_RATE_EPISODES
-from esper.nissa import NullHub
+from esper.nissa import Hub
 from esper.runtime import tasks
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.run_log import RunLog
@@ -141,7 +141,7 @@ def test_a_log_that_goes_on_after_any_round_tells_what_an_unbroken_one_does():
     assert whole.of("TREND_DETECTED")
 
 
-class Told(NullHub):
+class Told(Hub):
     """Keeps what it is told."""
 
     def __init__(self):

@@ -24,9 +24,8 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.files import free_bytes, write_new
-from esper.leyline.rundir import CONFIG_FILE, DEFAULT_GROUP
+from esper.leyline.rundir import CONFIG_FILE
 from esper.nissa import Hub, complain
-from esper.nissa.segments import read_manifest
 from esper.simic.run.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders, newest_valid
 from esper.simic.run.checkpoint_schedule import FLUSH_TIMEOUT_S, CheckpointWriter
 from esper.simic.run.environment import identity, identity_differences
@@ -51,7 +50,7 @@ class RunStart:
     """What the checkpoint holds."""
     rejected: tuple[Rejection, ...] = ()
     """Newer checkpoints that are not valid."""
-    group: str = DEFAULT_GROUP
+    group: str | None = None
     """Cohort of the run in its log."""
 
     @property
@@ -82,7 +81,7 @@ class SessionEnd:
 
 
 def start_new(
-    config: TrainingConfig, runs_dir: Path, run_id: str | None = None, *, group: str = DEFAULT_GROUP
+    config: TrainingConfig, runs_dir: Path, run_id: str | None = None, *, group: str | None = None
 ) -> RunStart:
     """Makes the directory of a new run.
 
@@ -90,7 +89,7 @@ def start_new(
         config: What to train.
         runs_dir: Folder of run directories.
         run_id: Its name; None for date, time and random digits.
-        group: Cohort of the run.
+        group: Cohort of the run; None for the default.
 
     Raises:
         ValueError: The name is not allowed or taken.
@@ -129,9 +128,7 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
     done = checkpoint.facts.index
     if config.rounds < done:
         raise ValueError(f"{run.run_id} has done {done} rounds already, got --rounds {config.rounds}")
-    manifest = read_manifest(path)
-    group = DEFAULT_GROUP if manifest is None else manifest.group
-    return RunStart(run=run, config=config, saved=saved, checkpoint=checkpoint, rejected=rejected, group=group)
+    return RunStart(run=run, config=config, saved=saved, checkpoint=checkpoint, rejected=rejected)
 
 
 def _read_own(run: RunDir, found: LoadedCheckpoint) -> RunState:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.rundir import DEFAULT_GROUP, METRICS_DIR
-from esper.nissa import Backend, Hub, NullHub, TelemetryHub, begin_attempt
-from esper.nissa.segments import withdraw_attempt
+from esper.leyline.rundir import METRICS_DIR
+from esper.nissa import Backend, Hub, TelemetryHub
+from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 
 
@@ -16,9 +16,9 @@ def open_hub(
     config: TelemetryConfig,
     run_dir: Path,
     *,
-    run_id: str | None = None,
+    run_id: str,
     first_seq: int = 0,
-    group: str = DEFAULT_GROUP,
+    group: str | None = None,
     run_config: Mapping[str, Any] | None = None,
     env_steps: int | None = None,
     listeners: Sequence[Backend] = (),
@@ -26,46 +26,31 @@ def open_hub(
     """Begins a new attempt in a run directory and opens its log; at level OFF nothing is touched.
 
     Args:
-        config: What to tell and how.
+        config: What to log and where.
         run_dir: Created if missing.
-        run_id: Name of the run; None for the one the directory holds, or a new one.
+        run_id: Name of the run.
         first_seq: The checkpoint's `next_seq` on resume.
-        group: Cohort of the run.
+        group: Cohort of the run; None for the one the directory holds, or the default.
         run_config: What exporters show as the configuration of the run.
         env_steps: The checkpoint's total on resume: exported points beyond it are hidden.
-        listeners: Told beside the exporters of the configuration, and at level OFF too.
+        listeners: Receive events beside the exporters of the configuration, and at level OFF too.
     """
     if config.level is TelemetryLevel.OFF:
-        return NullHub(next_seq=first_seq, backends=listeners)
-    manifest = begin_attempt(run_dir, run_id=run_id, first_seq=first_seq, group=group)
-    exporters = [_exporter(name, run_dir, manifest.run, run_config or {}, env_steps) for name in config.exporters]
-    try:
-        return TelemetryHub(
-            run_dir,
-            run_id=manifest.run,
-            attempt=manifest.attempts[-1].attempt,
-            first_seq=first_seq,
-            group=group,
-            queue_capacity=config.queue_capacity,
-            flush_interval_s=config.flush_interval_s,
-            rotate_bytes=config.rotate_bytes,
-            heartbeat_s=config.heartbeat_s,
-            backends=[*exporters, *listeners],
-            strict=config.strict,
-            require_complete=config.require_complete,
-        )
-    except BaseException:  # a listener that does not start; the run itself is as it was
-        withdraw_attempt(run_dir, manifest)
-        raise
+        return Hub(first_seq=first_seq, backends=listeners)
+    exporters = [_exporter(name, run_dir, run_id, run_config or {}, env_steps) for name in config.exporters]
+    return TelemetryHub(
+        run_dir,
+        run_id=run_id,
+        group=group,
+        first_seq=first_seq,
+        backends=[*exporters, *listeners],
+        require_complete=config.require_complete,
+    )
 
 
 def _exporter(
     name: Exporter, run_dir: Path, run_id: str, run_config: Mapping[str, Any], env_steps: int | None
 ) -> Backend:
     if name == "tensorboard":
-        from esper.nissa.tensorboard import TensorBoardBackend
-
         return TensorBoardBackend(run_dir / METRICS_DIR, purge_step=env_steps)
-    from esper.nissa.wandb import WandbBackend
-
     return WandbBackend(name, project="esper", run_id=run_id, config=run_config, folder=run_dir)
