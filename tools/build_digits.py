@@ -13,8 +13,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from esper.runtime.data import digits as reader
-from esper.runtime.data.records import digest
-from esper.runtime.data.splits import hold_out
+from esper.runtime.data.splits import digest, hold_out
 
 NUM_VAL, NUM_TEST = 349, 451
 TARGET = Path(reader.__file__).with_name(reader.FILE)

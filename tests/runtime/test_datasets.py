@@ -19,7 +19,7 @@ from data_files import cifar_batches, fashion_arrays, write_cifar, write_fashion
 
 import esper
 from esper.leyline import DataDamaged, DataNotFound
-from esper.runtime.data.records import Content
+from esper.runtime.data.splits import Content
 from esper.runtime.datasets import SOURCES, Dataset, find_data, get_source, load_dataset
 
 
@@ -83,7 +83,7 @@ def test_no_test_tensor_outlives_loading(name: str, data_dir: Path, monkeypatch:
 
 
 def test_only_evaluation_opens_the_test_split() -> None:
-    allowed = {"runtime/data/records.py", "runtime/datasets.py", "scripts/evaluate.py"}
+    allowed = {"runtime/data/splits.py", "runtime/datasets.py", "scripts/evaluate.py"}
     root = Path(esper.__file__).parent
     users = {
         path.relative_to(root).as_posix()

@@ -159,7 +159,7 @@ def test_only_evaluations_open_the_test_split() -> None:
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in ("open_test", "reread")
     }
-    assert callers == {"evidence/evaluation.py", "runtime/data/records.py"}
+    assert callers == {"evidence/evaluation.py", "runtime/data/splits.py"}
 
 
 def test_tuning_and_preparing_leave_it_closed(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from esper.leyline import DataNotFound, record
 from esper.runtime.data import cifar, digits, fashion, text
-from esper.runtime.data.records import Content, Dataset, Split
+from esper.runtime.data.splits import Content, Dataset, OpenContent, Split
 
 __all__ = [
     "SOURCES",
@@ -59,14 +60,12 @@ class Source:
 
 @record
 class DataStatus:
-    """Whether a source is on this machine, told without reading it."""
+    """Whether a source is on this machine, found without reading it."""
 
-    source: str
+    source: Source
     place: Path | None
     """Where it is; None: not found."""
     searched: tuple[str, ...]
-    expected: str
-    remedy: str
 
     @property
     def found(self) -> bool:
@@ -196,11 +195,9 @@ def find_data(name: str, data_dir: str | Path | None = None) -> DataStatus:
     places = [Path(place).expanduser().absolute() for place in (*named, *source.standard_places) if place]
     found = (source.locate(place) for place in places)
     return DataStatus(
-        source=name,
+        source=source,
         place=next((place for place in found if place is not None), None),
         searched=tuple(str(place) for place in places),
-        expected=source.expected,
-        remedy=source.remedy,
     )
 
 
@@ -224,34 +221,22 @@ def load_dataset(name: str, *, context: int | None = None, data_dir: str | Path 
     status = find_data(name, data_dir)
     if status.place is None:
         raise DataNotFound(not_found_message(status))
-    reread = partial(_read, name, status.place, context)
+    reread = partial(source.read, status.place, *(() if context is None else (context,)))
     content = reread()
     return Dataset(
+        **{field.name: getattr(content, field.name) for field in fields(OpenContent)},
         name=name,
-        description=content.description,
         place=str(status.place),
-        train=content.train,
-        val=content.val,
-        num_classes=content.num_classes,
-        mean=content.mean,
-        std=content.std,
-        sha256=content.sha256,
-        test_sha256=content.test_sha256,
         num_test=len(content.test),
         reread=reread,
     )
 
 
-def _read(name: str, place: Path, context: int | None) -> Content:
-    source = SOURCES[name]
-    return source.read(place, context) if source.is_text else source.read(place)
-
-
 def not_found_message(status: DataStatus) -> str:
     """What was looked for, where, and how to get it."""
-    source = get_source(status.source)
+    source = status.source
     other = "" if source.variable is None else f" Then pass --data-dir or set {source.variable}."
     return (
-        f"{source.title} not found. Looked in: {', '.join(status.searched)}. Expected {status.expected}. "
-        f"Get it: {status.remedy}.{other}"
+        f"{source.title} not found. Looked in: {', '.join(status.searched)}. Expected {source.expected}. "
+        f"Get it: {source.remedy}.{other}"
     )

@@ -64,8 +64,8 @@ def _facts(spec: TaskSpec, host_params: int, status: DataStatus) -> dict[str, ob
         "data_found": status.found,
         "data_place": None if status.place is None else str(status.place),
         "data_searched": list(status.searched),
-        "data_expected": status.expected,
-        "data_remedy": status.remedy,
+        "data_expected": status.source.expected,
+        "data_remedy": status.source.remedy,
     }
 
 
@@ -94,6 +94,6 @@ def _table(rows: list[TaskRow]) -> Table:
 def _print_places(console: Console, rows: list[TaskRow]) -> None:
     from esper.runtime.datasets import not_found_message
 
-    for status in {status.source: status for _, _, status in rows}.values():
+    for status in {status.source.name: status for _, _, status in rows}.values():
         found = f"found at {status.place}" if status.found else not_found_message(status)
-        console.print(Text(f"{status.source}: {found}", style="" if status.found else "yellow"))
+        console.print(Text(f"{status.source.name}: {found}", style="" if status.found else "yellow"))

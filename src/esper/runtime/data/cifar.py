@@ -15,9 +15,8 @@ from typing import IO, cast
 import numpy as np
 
 from esper.leyline import DataDamaged
-from esper.runtime.data.images import LabelledImages, check_rows, image_content
 from esper.runtime.data.pickles import PickledArray, read_plain_dict
-from esper.runtime.data.records import Content
+from esper.runtime.data.splits import Content, LabelledImages, check_rows, image_content
 
 FOLDER = "cifar-10-batches-py"
 ARCHIVE = "cifar-10-python.tar.gz"

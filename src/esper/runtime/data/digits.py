@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from esper.leyline import DataDamaged
-from esper.runtime.data.images import LabelledImages
-from esper.runtime.data.records import Content, Split, digest
+from esper.runtime.data.splits import Content, LabelledImages, Split, digest, make_content
 
 FILE = "digits.npz"
 ARRAYS = ("images", "labels", "train", "val", "test")
@@ -36,19 +35,11 @@ def read_digits(path: Path) -> Content:
         raise DataDamaged(f"{path}: sha256 {found}, expected {SHA256}. Install Esper again")
     digits = LabelledImages(place=str(path), images=arrays["images"][:, None], labels=arrays["labels"].astype(np.int64))
     parts = {name: digits.take(arrays[name].astype(np.int64)) for name in ("train", "val", "test")}
-    hashes = {name: digest(part.images, part.labels) for name, part in parts.items()}
-    splits = {name: _split(part) for name, part in parts.items()}
-    return Content(
-        description=f"handwritten digits (UCI optdigits): {len(digits.labels):,} images of {SIDE}x{SIDE}",
-        num_classes=NUM_CLASSES,
-        mean=None,
-        std=None,
-        train=splits["train"],
-        val=splits["val"],
-        test=splits["test"],
-        train_sha256=hashes["train"],
-        val_sha256=hashes["val"],
-        test_sha256=hashes["test"],
+    return make_content(
+        f"handwritten digits (UCI optdigits): {len(digits.labels):,} images of {SIDE}x{SIDE}",
+        NUM_CLASSES,
+        {name: _split(part) for name, part in parts.items()},
+        {name: digest(part.images, part.labels) for name, part in parts.items()},
     )
 
 

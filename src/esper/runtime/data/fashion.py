@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline import DataDamaged
-from esper.runtime.data.images import LabelledImages, image_content
-from esper.runtime.data.records import Content, digest
+from esper.runtime.data.splits import Content, LabelledImages, digest, image_content
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 TEST_IMAGES, TEST_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"

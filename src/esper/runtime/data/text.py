@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from esper.leyline import DataDamaged
-from esper.runtime.data.records import Content, Split
+from esper.runtime.data.splits import Content, Split, make_content
 
 NUM_BYTES = 256
 PYDOC_MODULE = "pydoc_data.topics"
@@ -68,17 +68,11 @@ def text_content(title: str, place: str, text: bytes, shares: tuple[float, float
             )
         if len(set(part)) == 1:
             raise DataDamaged(f"{place}: the {name} part is one byte repeated ({part[0]:#04x}); expected text")
-    return Content(
-        description=f"{title}: {len(text):,} bytes in windows of {context}",
-        num_classes=NUM_BYTES,
-        mean=None,
-        std=None,
-        train=windows(parts["train"], context),
-        val=windows(parts["val"], context),
-        test=windows(parts["test"], context),
-        train_sha256=hashlib.sha256(parts["train"]).hexdigest(),
-        val_sha256=hashlib.sha256(parts["val"]).hexdigest(),
-        test_sha256=hashlib.sha256(parts["test"]).hexdigest(),
+    return make_content(
+        f"{title}: {len(text):,} bytes in windows of {context}",
+        NUM_BYTES,
+        {name: windows(part, context) for name, part in parts.items()},
+        {name: hashlib.sha256(part).hexdigest() for name, part in parts.items()},
     )
 
 
