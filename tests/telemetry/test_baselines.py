@@ -13,9 +13,10 @@ from esper.leyline import HEAD_NAMES
 from esper.simic.run.environment import identity
 from esper.simic.run.session import start_new
 from esper.tolaria import pool
-from esper.tolaria.handles import InlineHandle, ProcessHandle
+from esper.tolaria.handles import ProcessHandle
 from tests.integration.kills import training_facts
 from tests.telemetry.sessions import BLIND, LIFE, events_of, live, of, play_session
+from tests.tolaria.worlds import PickledHandle
 
 STORED = Path(__file__).parent / "baseline_counts.json"
 ROUNDS, ENVS, EPOCHS = 2, 2, 5
@@ -100,16 +101,13 @@ def test_a_baseline_has_its_counts_wherever_it_runs(tmp_path, name):
         assert counts(here) == stored["counts"][name]
 
 
-class Beside(InlineHandle):
+class Beside(PickledHandle):
     """Stands in for a worker process, which takes seconds to start: one more worker here, spoken to through pickle."""
-
-    def __init__(self, worker_id, build, spec, silence_s):
-        super().__init__(worker_id, build, spec, through_pickle=True)
 
     def launch(self):
         """It is here already."""
 
-    greet = InlineHandle.start
+    greet = PickledHandle.start
 
 
 FOUR = replace(LEARNING, task="digits_mlp", envs=4, minibatches=4, episode_length=4)

@@ -16,8 +16,8 @@ import pytest
 from esper.leyline import GovernorState, RollbackReason, TelemetryEvent, wait
 from esper.simic.training.env_factory import build_worker
 from esper.simic.training.rollout import episode_seeds
-from esper.tolaria.messages import PoolFailure, StepCancelled, WorkerError, WorkerLost
 from esper.tolaria.pool import MAX_RESTARTS, EnginePool, split_evenly
+from esper.tolaria.worker import PoolFailure, StepCancelled, WorkerError, WorkerLost
 from tests.tolaria import worlds
 from tests.tolaria.worlds import HORIZON, NAN_IN_ENV_2, NUM_ENVS, Fault, FaultySpec, build_faulty, faulty_spec
 
@@ -75,8 +75,11 @@ def test_the_round_contains_what_it_should(expected: tuple[Facts, dict[int, str]
     assert rolled_back.governor_state is GovernorState.PANIC
 
 
-def test_messages_through_pickle_change_nothing(expected: tuple[Facts, dict[int, str]]) -> None:
-    with EnginePool(build_faulty, faulty_spec(NAN_IN_ENV_2), through_pickle=True) as pool:
+def test_messages_through_pickle_change_nothing(
+    expected: tuple[Facts, dict[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.tolaria.pool.InlineHandle", worlds.PickledHandle)
+    with EnginePool(build_faulty, faulty_spec(NAN_IN_ENV_2)) as pool:
         assert is_same((worlds.play(pool), worlds.digest(pool)), expected)
 
 
@@ -112,9 +115,10 @@ def test_a_hung_worker_is_stopped_and_replaced(
     tmp_path: Path, expected: tuple[Facts, dict[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("esper.tolaria.handles.SILENCE_FACTOR", 0.0)
+    monkeypatch.setattr("esper.tolaria.handles.MIN_SILENCE_S", 10.0)
     sink = ListSink()
     hang = Fault(kind="stop", env_id=3, epoch=5, once=tmp_path / "hung")
-    with processes(faulty_spec(NAN_IN_ENV_2, hang), sink=sink, silence_s=10.0) as pool:
+    with processes(faulty_spec(NAN_IN_ENV_2, hang), sink=sink) as pool:
         assert is_same((worlds.play(pool), worlds.digest(pool)), expected)
     assert sink.states == ["lost", "recovered"]
     assert "no sign of life" in sink.events[0].data.error  # type: ignore[attr-defined]
@@ -142,7 +146,7 @@ def test_an_exception_inline_is_raised_as_it_is() -> None:
 def test_data_that_disappears_does_not_disturb_running_workers_and_stops_new_ones_clearly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.stored.INLINE_BYTES", 0)
+    monkeypatch.setattr("esper.tolaria.shared_tensors.INLINE_BYTES", 0)
     scratch = tmp_path / "scratch"
     fault = Fault(kind="die", env_id=0, epoch=1, once=None)
     spec = faulty_spec(fault, scratch=scratch)
@@ -186,14 +190,14 @@ import os
 from tests.tolaria import worlds
 from esper.tolaria.pool import EnginePool
 from esper.simic.training.rollout import episode_seeds
-from esper.tolaria.messages import Request
+from esper.tolaria.worker import Request
 if __name__ == "__main__":
     fault = worlds.Fault(kind="sleep", env_id=0, epoch=0, once=None)
     pool = EnginePool(worlds.build_faulty, worlds.faulty_spec(fault), kind="process", workers=1)
     pool.reset(episode_seeds(7, 3, 2))
     open({str(tmp_path / "pid")!r}, "w").write(str(pool.hellos[0].pid))
     step = Request(request_id=99, call="step", arguments=(tuple(worlds.specs_at(0, range(2))), frozenset()))
-    pool._lanes[0].handle.send(step)
+    pool._members[0].handle.send(step)
     os.kill(os.getpid(), 9)
 """
     script = tmp_path / "parent.py"
@@ -257,8 +261,8 @@ def test_envs_are_split_into_contiguous_ranges() -> None:
 
 def test_idling_workers_are_mentioned() -> None:
     pool = EnginePool(build_faulty, faulty_spec())
-    pool._lanes = [pool._lanes[0], pool._lanes[0]]
-    for lane, env_ids in zip(pool._lanes, [(0, 1), (2,)], strict=True):
+    pool._members = [pool._members[0], pool._members[0]]
+    for lane, env_ids in zip(pool._members, [(0, 1), (2,)], strict=True):
         lane.env_ids = env_ids
     with pytest.warns(UserWarning, match="3 envs on 2 workers"):
         pool._warn_about_idling(3)

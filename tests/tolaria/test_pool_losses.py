@@ -6,33 +6,25 @@ from typing import Any, ClassVar
 
 import pytest
 
-from esper.leyline import PROTOCOL_VERSION, LifecycleConfig, TelemetryEvent, wait
+from esper.leyline import PROTOCOL_VERSION, TelemetryEvent, wait
 from esper.simic.training.rollout import episode_seeds
 from esper.tamiyo.simulation import SimulatedWorker, SimulationSpec
 from esper.tolaria import pool as pool_module
 from esper.tolaria.engine import Beat
-from esper.tolaria.handles import InlineHandle, ProcessHandle
-from esper.tolaria.messages import PoolFailure, Request, WorkerLost
+from esper.tolaria.handles import ProcessHandle
 from esper.tolaria.pool import MAX_RESTARTS, EnginePool
+from esper.tolaria.worker import PoolFailure, Request, WorkerLost
 from tests.fakes import world
-from tests.tolaria.worlds import facts
+from tests.tolaria.worlds import PickledHandle, facts
 
 NUM_ENVS = 4
 
 
-class TalkativeWorker(SimulatedWorker):
-    """A simulated worker that can say what it trains."""
-
-    @property
-    def lifecycle(self) -> LifecycleConfig:
-        return self.spec.lifecycle
+def build_simulated(spec: SimulationSpec, beat: Beat) -> SimulatedWorker:
+    return SimulatedWorker(spec)
 
 
-def build_simulated(spec: SimulationSpec, beat: Beat) -> TalkativeWorker:
-    return TalkativeWorker(spec)
-
-
-class Mortal(InlineHandle):
+class Mortal(PickledHandle):
     """Dies whenever the next answer is on the list: (worker, how many answers it has ever given)."""
 
     deaths: ClassVar[set[tuple[int, int]]] = set()
@@ -68,13 +60,20 @@ class ListSink:
 def deaths(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     """Two mortal workers stand in for processes."""
     Mortal.deaths, Mortal.answered = set(), {}
-    monkeypatch.setattr(pool_module, "ProcessHandle", lambda i, build, spec, silence_s: Mortal(i, build, spec, True))
-    monkeypatch.setattr(pool_module.EnginePool, "_start_all", lambda pool: tuple(x.handle.start() for x in pool._lanes))
+    monkeypatch.setattr(pool_module, "ProcessHandle", Mortal)
+    monkeypatch.setattr(
+        pool_module.EnginePool, "_start_all", lambda pool: tuple(x.handle.start() for x in pool._members)
+    )
     return Mortal.deaths
 
 
-def pool(sink: ListSink | None = None, **options: Any) -> EnginePool:
-    return EnginePool(build_simulated, world(), kind="process", workers=2, sink=sink, **options)
+@pytest.fixture
+def half_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MAX_LOST_SHARE", 0.5)
+
+
+def pool(sink: ListSink | None = None) -> EnginePool:
+    return EnginePool(build_simulated, world(), kind="process", workers=2, sink=sink)
 
 
 def play(pool: EnginePool, steps: int) -> str:
@@ -97,10 +96,11 @@ def test_a_death_at_any_answer_is_replayed_to_the_same_facts(deaths: set[tuple[i
             assert again.bitwise
 
 
+@pytest.mark.usefixtures("half_may_be_lost")
 def test_a_worker_lost_twice_at_one_step_is_given_up_and_its_envs_end_visibly(deaths: set[tuple[int, int]]) -> None:
     deaths.update({(1, 2), (1, 4)})  # at the second step, and when that step is asked for again
     sink = ListSink()
-    lossy = pool(sink, max_lost_share=0.5)
+    lossy = pool(sink)
     lossy.reset(episode_seeds(7, 3, NUM_ENVS))
     lossy.step([wait(i) for i in range(NUM_ENVS)])
     result = lossy.step([wait(i) for i in range(NUM_ENVS)])
@@ -113,9 +113,10 @@ def test_a_worker_lost_twice_at_one_step_is_given_up_and_its_envs_end_visibly(de
     assert sorted(lossy.snapshot()) == [0, 1]
 
 
+@pytest.mark.usefixtures("half_may_be_lost")
 def test_a_new_round_starts_with_a_fresh_worker(deaths: set[tuple[int, int]]) -> None:
     deaths.update({(1, 1), (1, 3)})
-    lossy = pool(max_lost_share=0.5)
+    lossy = pool()
     play(lossy, 2)
     assert lossy.lost_envs
     lossy.reset(episode_seeds(7, 4, NUM_ENVS))
@@ -131,15 +132,17 @@ def test_too_many_lost_envs_stop_the_run(deaths: set[tuple[int, int]]) -> None:
         play(pool(), 2)
 
 
+@pytest.mark.usefixtures("half_may_be_lost")
 def test_a_worker_lost_before_its_first_report_stops_the_run(deaths: set[tuple[int, int]]) -> None:
     deaths.update({(0, 0), (0, 1)})
     with pytest.raises(PoolFailure, match="worker 0 died"):
-        play(pool(max_lost_share=1.0), 1)
+        play(pool(), 1)
 
 
+@pytest.mark.usefixtures("half_may_be_lost")
 def test_a_worker_that_does_not_come_back_is_given_up(deaths: set[tuple[int, int]]) -> None:
     deaths.update({(1, 1), (1, -1)})
-    lossy = pool(max_lost_share=0.5)
+    lossy = pool()
     play(lossy, 2)
     assert lossy.lost_envs == {2, 3}
     with pytest.raises(PoolFailure, match="never came up when it was started again"):
@@ -155,16 +158,6 @@ def test_six_losses_in_a_run_are_too_many(deaths: set[tuple[int, int]]) -> None:
         at += 1
     with pytest.raises(PoolFailure, match=f"lost {MAX_RESTARTS + 1} times in this run, the limit is {MAX_RESTARTS}"):
         play(pool(), 9)
-
-
-def test_replays_start_from_the_last_pool_snapshot(deaths: set[tuple[int, int]]) -> None:
-    expected = play(pool(), 6)
-    deaths.clear()
-    Mortal.answered = {}
-    deaths.add((0, 7))  # reset, two steps, snapshot, two steps, snapshot, then a step
-    sink = ListSink()
-    assert play(pool(sink, replay_snapshot_every=2), 6) == expected
-    assert [epochs for _, state, epochs in sink.states if state == "recovered"] == [0]
 
 
 class DeafConnection:
@@ -194,7 +187,8 @@ class FakeProcess:
 
 
 def test_silence_beyond_the_limit_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    handle = ProcessHandle(3, build_simulated, world(), silence_s=30.0)
+    monkeypatch.setattr("esper.tolaria.handles.MIN_SILENCE_S", 30.0)
+    handle = ProcessHandle(3, build_simulated, world())
     handle._connection, handle._process = DeafConnection(), FakeProcess()  # type: ignore[assignment]
     handle._slowest_s = 2.0  # twenty times that is more than the least patience
     clock = iter(range(0, 1000, 5))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,7 +33,9 @@ from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.rollout import episode_seeds
 from esper.tolaria.batches import Batch
 from esper.tolaria.engine import Beat, VectorizedEngine
+from esper.tolaria.handles import InlineHandle, open_reply
 from esper.tolaria.pool import EnginePool
+from esper.tolaria.worker import BuildWorker, Hello, Request, answer
 
 ALL_EVENTS = frozenset(TelemetryEventType)
 HORIZON = 8
@@ -41,6 +45,27 @@ SGD = OptimSpec(kind="sgd", lr=0.05, weight_decay=5e-4, momentum=0.9, schedule="
 OPEN_GATES = replace(
     DEFAULT_LIFECYCLE, harm_tolerance=1e6, max_residual_ratio=1e6, min_live_fraction=0.0, min_contribution=-100.0
 )
+
+
+class PickledHandle(InlineHandle):
+    """An inline worker whose messages go through pickle, as through the pipe of a process."""
+
+    def __init__(self, worker_id: int, build: BuildWorker, spec: Any) -> None:
+        super().__init__(worker_id, build, pickled(spec))
+
+    def start(self) -> Hello:
+        return pickled(super().start())
+
+    def send(self, request: Request) -> None:
+        super().send(pickled(request))
+
+    def receive(self, request: Request) -> Any:
+        assert self._request is not None
+        return open_reply(self.worker_id, request, pickled(answer(self._worker, self._request)))
+
+
+def pickled(message: Any) -> Any:
+    return pickle.loads(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
 def tiny_task(name: str = "digits_blind", **changes: object) -> TaskSpec:

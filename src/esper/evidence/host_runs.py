@@ -45,8 +45,8 @@ from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.schedule import ScheduleEntry
 from esper.tolaria.batches import SharedBatchIterator
-from esper.tolaria.messages import PoolFailure
 from esper.tolaria.pool import EnginePool
+from esper.tolaria.worker import PoolFailure
 
 SEED_EVENTS = frozenset(
     {

@@ -6,9 +6,10 @@ which stream. One step: ops, one epoch of training, one validation, one read of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,41 +33,50 @@ from esper.tolaria.runtime import CUDATimer, EnvSeat, join_streams, make_seat, o
 
 NOTHING: frozenset[TelemetryEventType] = frozenset()
 Beat = Callable[[int | None, int], None]
-"""Told (epoch, batch) once per batch. May raise to stop the step."""
+"""Called with (epoch, batch) once per batch. May raise to stop the step."""
 
 
-class EngineEnv(Protocol):
-    """What the engine asks of an env."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class EngineEnv(ABC):
+    """What the engine asks of an env. `epoch` is None until the first step."""
 
     env_id: int
     episode: int
     run_seed: int
-    epoch: int | None
-    terminal: bool
-    closer: bool
-    """Whether the gradients of this step are to be described."""
     seat: EnvSeat
     governor: TolariaGovernor
-    totals: Tensor
+    epoch: int | None = None
+    terminal: bool = False
+    closer: bool = False
+    """Whether the gradients of this step are to be described tensor by tensor."""
+    totals: Tensor = field(init=False)
+    """Sums over the batches of an epoch: they stay on the device until the one read of the step."""
 
+    @abstractmethod
     def begin_training(self) -> None:
         """Before the first batch of an epoch."""
 
+    @abstractmethod
     def begin_validation(self) -> None:
         """Before the first validation batch."""
 
+    @abstractmethod
     def judge(self, values: Sequence[float]) -> Verdict:
         """Reads the totals and says what the governor thinks."""
 
+    @abstractmethod
     def keep(self) -> None:
         """Remembers this state."""
 
+    @abstractmethod
     def roll_back(self, verdict: Verdict) -> int | None:
         """Returns to the remembered state and says which epoch that was."""
 
+    @abstractmethod
     def pack(self) -> EnvSnapshot:
         """The whole env as bytes."""
 
+    @abstractmethod
     def unpack(self, snapshot: EnvSnapshot) -> None:
         """Continues a packed env."""
 
@@ -103,7 +113,7 @@ class VectorizedEngine(Generic[EnvT]):
         lifecycle: Limits of growth.
         devices: Env i sits on device i modulo their number.
         amp: One of AMP_CHOICES.
-        beat: Told about every batch.
+        beat: Called once per batch.
     """
 
     protocol_version = PROTOCOL_VERSION

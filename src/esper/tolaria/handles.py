@@ -12,12 +12,13 @@ from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
 from esper.leyline import PROTOCOL_VERSION
-from esper.tolaria.messages import (
+from esper.tolaria.worker import (
     BATCH,
     CANCEL,
     EPOCH,
     NUM_BEATS,
     TIME,
+    BuildWorker,
     Failure,
     Hello,
     Progress,
@@ -27,10 +28,13 @@ from esper.tolaria.messages import (
     StepCancelled,
     WorkerError,
     WorkerLost,
+    introduce,
+    serve,
 )
-from esper.tolaria.worker import BuildWorker, answer, introduce, serve
 
 POLL_S = 0.25
+START_S = 120.0
+"""A worker may take this long to come up: importing on a busy machine takes its time."""
 MIN_SILENCE_S = 120.0
 """A worker may be silent for this long, or for SILENCE_FACTOR times its slowest answer, before it counts as hung."""
 SILENCE_FACTOR = 20.0
@@ -107,28 +111,24 @@ class InlineHandle:
         worker_id: Its number in the pool.
         build: Makes the worker.
         spec: What it is made of.
-        through_pickle: Sends every message through pickle, as a pipe would.
     """
 
-    def __init__(self, worker_id: int, build: BuildWorker, spec: Any, through_pickle: bool) -> None:
+    def __init__(self, worker_id: int, build: BuildWorker, spec: Any) -> None:
         self.worker_id = worker_id
         self._build = build
         self._spec = spec
-        self._through_pickle = through_pickle
         self._numbers = [0.0] * NUM_BEATS
         self._request: Request | None = None
 
     def start(self) -> Hello:
-        self._worker = self._build(self._travel(self._spec), Pulse(self._numbers, os.getpid()))
+        self._worker = self._build(self._spec, Pulse(self._numbers, os.getpid()))
         return check_hello(introduce(self._worker))
 
     def send(self, request: Request) -> None:
-        self._request = self._travel(request)
+        self._request = request
 
     def receive(self, request: Request) -> Any:
         assert self._request is not None
-        if self._through_pickle:
-            return open_reply(self.worker_id, request, self._travel(answer(self._worker, self._request)))
         return getattr(self._worker, self._request.call)(*self._request.arguments)
 
     def cancel(self) -> None:
@@ -140,11 +140,6 @@ class InlineHandle:
     def progress(self, env_ids: tuple[int, ...]) -> Progress:
         return _progress(self.worker_id, env_ids, self._numbers)
 
-    def _travel(self, message: Any) -> Any:
-        if not self._through_pickle:
-            return message
-        return pickle.loads(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
-
 
 class ProcessHandle:
     """A worker in a process of its own.
@@ -153,14 +148,12 @@ class ProcessHandle:
         worker_id: Its number in the pool.
         build: Makes the worker; found by name in the new process.
         spec: What it is made of.
-        silence_s: Least time without a sign of life that makes it count as hung.
     """
 
-    def __init__(self, worker_id: int, build: BuildWorker, spec: Any, silence_s: float = MIN_SILENCE_S) -> None:
+    def __init__(self, worker_id: int, build: BuildWorker, spec: Any) -> None:
         self.worker_id = worker_id
         self._build = build
         self._spec = spec
-        self._silence_s = silence_s
         self._slowest_s = 0.0
         self._sent_at = 0.0
         # Never the global start method: forking deadlocks once OpenMP has run and is illegal with CUDA.
@@ -225,9 +218,9 @@ class ProcessHandle:
         return open_reply(self.worker_id, request, reply)
 
     def _patience(self, request: Request) -> float:
-        if request.request_id == 0:  # importing on a busy machine takes its time
-            return max(self._silence_s, MIN_SILENCE_S)
-        return max(self._silence_s, SILENCE_FACTOR * self._slowest_s)
+        if request.request_id == 0:
+            return START_S
+        return max(MIN_SILENCE_S, SILENCE_FACTOR * self._slowest_s)
 
     def _lost(self, what: str) -> WorkerLost:
         assert self._process is not None

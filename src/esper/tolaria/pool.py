@@ -30,19 +30,19 @@ from esper.leyline import (
     WorkerStateChanged,
 )
 from esper.tolaria.engine import not_applied
-from esper.tolaria.handles import MIN_SILENCE_S, Handle, InlineHandle, ProcessHandle
-from esper.tolaria.messages import Hello, PoolFailure, Progress, Request, StepCancelled, WorkerLost
+from esper.tolaria.handles import Handle, InlineHandle, ProcessHandle
 from esper.tolaria.runtime import usable_cores
-from esper.tolaria.worker import BuildWorker
+from esper.tolaria.worker import BuildWorker, Hello, PoolFailure, Progress, Request, StepCancelled, WorkerLost
 
 KINDS: tuple[str, ...] = ("inline", "process")
 _REPLAYED = ("reset", "restore", "step")
 MAX_RESTARTS = 5
 MAX_LOST_SHARE = 0.10
+"""Share of a round's envs that may be given up before the run stops."""
 
 
 @dataclass(slots=True)
-class _Lane:
+class _Member:
     """One worker, its envs, and what it takes to bring another worker to the same point."""
 
     handle: Handle
@@ -66,11 +66,7 @@ class EnginePool:
         kind: "inline" for one worker in this process, "process" for spawned ones.
         workers: Number of processes; as many as there are usable cores if None. At most one per env is used.
         wanted: Events that steps are to report.
-        sink: Told when a worker is lost, comes back or is given up.
-        replay_snapshot_every: Steps after which the start of a replay is moved up, for slow hosts; 0: never.
-        silence_s: Least time without a sign of life that makes a worker count as hung.
-        max_lost_share: Share of a round's envs that may be given up before the run stops.
-        through_pickle: Makes an inline worker send its messages through pickle.
+        sink: Gets an event when a worker is lost, comes back or is given up.
 
     Raises:
         PoolFailure: A worker did not come up.
@@ -85,10 +81,6 @@ class EnginePool:
         workers: int | None = None,
         wanted: frozenset[TelemetryEventType] = frozenset(),
         sink: EventSink | None = None,
-        replay_snapshot_every: int = 0,
-        silence_s: float = MIN_SILENCE_S,
-        max_lost_share: float = MAX_LOST_SHARE,
-        through_pickle: bool = False,
     ) -> None:
         if kind not in KINDS:
             raise ValueError(f"unknown worker kind {kind!r}. Known: {', '.join(KINDS)}")
@@ -102,23 +94,17 @@ class EnginePool:
         self.num_restarts = 0
         self.num_abandoned = 0
         self._sink = sink
-        self._replay_snapshot_every = replay_snapshot_every
-        self._max_lost_share = max_lost_share
         self._interrupted = False
         self._cancelled = False
         self._next_id = 0
-        make: Callable[[int], Handle] = (
-            (lambda i: ProcessHandle(i, build, spec, silence_s))
-            if kind == "process"
-            else (lambda i: InlineHandle(i, build, spec, through_pickle))
-        )
-        self._lanes = [_Lane(make(i)) for i in range(count)]
+        make: Callable[[int, BuildWorker, Any], Handle] = ProcessHandle if kind == "process" else InlineHandle
+        self._members = [_Member(make(i, build, spec)) for i in range(count)]
         self.hellos = self._start_all()
         self.layout = self.hellos[0].layout
         self.lifecycle = self.hellos[0].lifecycle
 
     def _start_all(self) -> tuple[Hello, ...]:
-        handles = [lane.handle for lane in self._lanes]
+        handles = [member.handle for member in self._members]
         try:
             for handle in handles:
                 if isinstance(handle, ProcessHandle):
@@ -151,12 +137,12 @@ class EnginePool:
         if len({seed.env_id for seed in seeds}) != len(seeds):
             raise ValueError(f"an env is listed twice: {[seed.env_id for seed in seeds]}")
         self._revive()
-        for lane, part in zip(self._lanes, split_evenly(seeds, len(self._lanes)), strict=True):
-            lane.env_ids = tuple(seed.env_id for seed in part)
-            lane.history, lane.reports = [], {}
+        for member, part in zip(self._members, split_evenly(seeds, len(self._members)), strict=True):
+            member.env_ids = tuple(seed.env_id for seed in part)
+            member.history, member.reports = [], {}
         self._warn_about_idling(len(seeds))
         chosen = {seed.env_id: seed for seed in seeds}
-        return self._everywhere("reset", lambda lane: (tuple(chosen[i] for i in lane.env_ids),))
+        return self._everywhere("reset", lambda member: (tuple(chosen[i] for i in member.env_ids),))
 
     def step(self, specs: Sequence[ActionSpec], wanted: frozenset[TelemetryEventType] | None = None) -> StepResult:
         """One op and one epoch in every env. Envs that were given up stay as they were last seen.
@@ -170,41 +156,39 @@ class EnginePool:
             raise ValueError(f"expected one spec for each of the envs {self.env_ids}, got specs for {list(by_env)}")
         events = self.wanted if wanted is None else wanted
         closer = self.closer
-        result = self._everywhere("step", lambda lane: (tuple(by_env[i] for i in lane.env_ids), events, closer))
-        if self._replay_snapshot_every and len(self._longest_history()) > self._replay_snapshot_every:
-            self._move_replay_start()
+        result = self._everywhere("step", lambda member: (tuple(by_env[i] for i in member.env_ids), events, closer))
         return self._with_lost(result, by_env)
 
     def snapshot(self) -> Mapping[int, EnvSnapshot]:
         """Whole envs by env id, those of lost workers excepted."""
-        answers = self._ask("snapshot", lambda lane: ())
+        answers = self._ask("snapshot", lambda member: ())
         return {env_id: packed for answer in answers.values() for env_id, packed in sorted(answer.items())}
 
     def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
         """Continues from snapshots, split over the workers anew."""
         self._revive()
-        for lane, part in zip(self._lanes, split_evenly(sorted(snapshots), len(self._lanes)), strict=True):
-            lane.env_ids, lane.history, lane.reports = tuple(part), [], {}
-        self._ask("restore", lambda lane: ({env_id: snapshots[env_id] for env_id in lane.env_ids},))
+        for member, part in zip(self._members, split_evenly(sorted(snapshots), len(self._members)), strict=True):
+            member.env_ids, member.history, member.reports = tuple(part), [], {}
+        self._ask("restore", lambda member: ({env_id: snapshots[env_id] for env_id in member.env_ids},))
 
     def ask_all(self, call: str, *arguments: Any) -> tuple[Any, ...]:
         """Asks every worker that has envs for something beyond the four calls; for measuring and diagnosis.
 
         It is no part of an episode: a worker that is rebuilt does not hear of it again.
         """
-        return tuple(self._ask(call, lambda lane: arguments).values())
+        return tuple(self._ask(call, lambda member: arguments).values())
 
     # ---- the life of the pool
 
     @property
     def env_ids(self) -> tuple[int, ...]:
         """All envs of the round, lost ones included."""
-        return tuple(env_id for lane in self._lanes for env_id in lane.env_ids)
+        return tuple(env_id for member in self._members for env_id in member.env_ids)
 
     @property
     def lost_envs(self) -> frozenset[int]:
         """Envs whose episode of this round was given up with their worker."""
-        return frozenset(env_id for lane in self._lanes if lane.abandoned for env_id in lane.env_ids)
+        return frozenset(env_id for member in self._members if member.abandoned for env_id in member.env_ids)
 
     @property
     def bitwise(self) -> bool:
@@ -213,19 +197,19 @@ class EnginePool:
 
     def progress(self) -> tuple[Progress, ...]:
         """Where the workers are; may be asked while another thread steps."""
-        return tuple(lane.handle.progress(lane.env_ids) for lane in self._lanes if lane.working)
+        return tuple(member.handle.progress(member.env_ids) for member in self._members if member.working)
 
     def cancel(self) -> None:
         """Makes a running step stop between two batches and raise StepCancelled. Safe in a signal handler."""
         self._cancelled = True
-        for lane in self._lanes:
-            lane.handle.cancel()
+        for member in self._members:
+            member.handle.cancel()
 
     def close(self) -> None:
         """Ends all workers, in the middle of a step if need be."""
         self.cancel()
-        for lane in self._lanes:
-            lane.handle.close()
+        for member in self._members:
+            member.handle.close()
         self._interrupted = True
 
     def __enter__(self) -> EnginePool:
@@ -238,68 +222,68 @@ class EnginePool:
 
     # ---- asking all workers
 
-    def _everywhere(self, call: str, arguments: Callable[[_Lane], tuple[Any, ...]]) -> StepResult:
+    def _everywhere(self, call: str, arguments: Callable[[_Member], tuple[Any, ...]]) -> StepResult:
         outcomes: dict[int, ActionOutcome] = {}
         reports: dict[int, EpochReport] = {}
         for index, answer in self._ask(call, arguments).items():
-            self._lanes[index].reports = answer.reports
+            self._members[index].reports = answer.reports
             outcomes.update(answer.outcomes)
             reports.update(answer.reports)
         return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports)
 
-    def _ask(self, call: str, arguments: Callable[[_Lane], tuple[Any, ...]]) -> dict[int, Any]:
-        """Sends one call to every working lane, then collects; answers by lane, in env order."""
+    def _ask(self, call: str, arguments: Callable[[_Member], tuple[Any, ...]]) -> dict[int, Any]:
+        """Sends one call to every working member, then collects; answers by member, in env order."""
         if self._interrupted:
             raise RuntimeError("this pool was closed or interrupted in the middle of a step; make a new one")
         self._next_id += 1
         self._interrupted = True  # until every answer is in, the pipes hold something nobody asked for
         asked = []
-        for index, lane in enumerate(self._lanes):
-            if lane.working:
-                request = Request(request_id=self._next_id, call=call, arguments=arguments(lane))
-                asked.append((index, lane, request, self._send(lane, request)))
+        for index, member in enumerate(self._members):
+            if member.working:
+                request = Request(request_id=self._next_id, call=call, arguments=arguments(member))
+                asked.append((index, member, request, self._send(member, request)))
         answers = {}
-        for index, lane, request, lost in asked:
-            answer = self._collect(lane, request, lost)
-            if not lane.abandoned:
+        for index, member, request, lost in asked:
+            answer = self._collect(member, request, lost)
+            if not member.abandoned:
                 answers[index] = answer
                 if call in _REPLAYED:
-                    lane.history.append(request)
+                    member.history.append(request)
         self._interrupted = False
         return answers
 
-    def _send(self, lane: _Lane, request: Request) -> WorkerLost | None:
+    def _send(self, member: _Member, request: Request) -> WorkerLost | None:
         try:
-            lane.handle.send(request)
+            member.handle.send(request)
         except WorkerLost as lost:
             return lost
         return None
 
-    def _collect(self, lane: _Lane, request: Request, lost: WorkerLost | None) -> Any:
-        """The answer of a lane; a lost worker is replaced once, then given up."""
+    def _collect(self, member: _Member, request: Request, lost: WorkerLost | None) -> Any:
+        """The answer of a member; a lost worker is replaced once, then given up."""
         if lost is None:
             try:
-                return lane.handle.receive(request)
+                return member.handle.receive(request)
             except WorkerLost as error:
                 lost = error
         if self._cancelled:
             # What stops the run may have reached the worker too: a terminal or a scheduler signals the whole group.
             raise StepCancelled("the run is stopping")
         started = time.monotonic()
-        self._tell(lane, "lost", lost, 0, 0.0)
+        self._emit(member, "lost", lost, 0, 0.0)
         self._count_restart(lost)
         try:
-            lane.handle.start()
-            for past in lane.history:
-                lane.handle.send(past)
-                lane.handle.receive(past)
-            lane.handle.send(request)
-            answer = lane.handle.receive(request)
+            member.handle.start()
+            for past in member.history:
+                member.handle.send(past)
+                member.handle.receive(past)
+            member.handle.send(request)
+            answer = member.handle.receive(request)
         except WorkerLost as again:
-            self._abandon(lane, again)
+            self._abandon(member, again)
             return None
-        epochs = sum(past.call == "step" for past in lane.history)
-        self._tell(lane, "recovered", lost, epochs, (time.monotonic() - started) * 1e3)
+        epochs = sum(past.call == "step" for past in member.history)
+        self._emit(member, "recovered", lost, epochs, (time.monotonic() - started) * 1e3)
         return answer
 
     # ---- losing workers
@@ -312,48 +296,48 @@ class EnginePool:
                 "look for memory limits or a crashing library"
             )
 
-    def _abandon(self, lane: _Lane, lost: WorkerLost) -> None:
-        lane.abandoned = True
-        self.num_abandoned += len(lane.env_ids)
-        self._tell(lane, "abandoned", lost, 0, 0.0)
+    def _abandon(self, member: _Member, lost: WorkerLost) -> None:
+        member.abandoned = True
+        self.num_abandoned += len(member.env_ids)
+        self._emit(member, "abandoned", lost, 0, 0.0)
         share = len(self.lost_envs) / len(self.env_ids)
-        if not lane.reports or share > self._max_lost_share:
+        if not member.reports or share > MAX_LOST_SHARE:
             raise PoolFailure(
                 f"{lost}, twice at the same step. {share:.0%} of the envs of this round are lost, "
-                f"the limit is {self._max_lost_share:.0%}; look for memory limits or a crashing library"
+                f"the limit is {MAX_LOST_SHARE:.0%}; look for memory limits or a crashing library"
             )
 
     def _revive(self) -> None:
-        """Gives lanes that were given up a fresh worker for the next round."""
-        for lane in self._lanes:
-            if lane.abandoned:
+        """Gives members that were given up a fresh worker for the next round."""
+        for member in self._members:
+            if member.abandoned:
                 try:
-                    lane.handle.start()
+                    member.handle.start()
                 except WorkerLost as lost:
                     raise PoolFailure(f"{lost} when it was started again") from None
-                lane.abandoned = False
+                member.abandoned = False
 
     def _with_lost(self, result: StepResult, specs: Mapping[int, ActionSpec]) -> StepResult:
         """Adds envs that were given up: nothing applied, their last report, over."""
         if not self.lost_envs:
             return result
         outcomes, reports = dict(result.outcomes), dict(result.reports)
-        for lane in self._lanes:
-            if lane.abandoned:
-                for env_id in lane.env_ids:
+        for member in self._members:
+            if member.abandoned:
+                for env_id in member.env_ids:
                     outcomes[env_id] = not_applied(specs[env_id])
-                    reports[env_id] = replace(lane.reports[env_id], terminal=True, events=())
+                    reports[env_id] = replace(member.reports[env_id], terminal=True, events=())
         ordered = dict(sorted(reports.items()))
         return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=ordered)
 
-    def _tell(self, lane: _Lane, state: str, lost: WorkerLost, epochs: int, downtime_ms: float) -> None:
+    def _emit(self, member: _Member, state: str, lost: WorkerLost, epochs: int, downtime_ms: float) -> None:
         if self._sink is None:
             return
         payload = WorkerStateChanged(
-            worker_id=lane.handle.worker_id,
+            worker_id=member.handle.worker_id,
             kind=self.kind,
             state=state,
-            env_ids=lane.env_ids,
+            env_ids=member.env_ids,
             exit_code=lost.exit_code,
             error=str(lost),
             num_epochs_replayed=epochs,
@@ -372,20 +356,8 @@ class EnginePool:
             )
         )
 
-    # ---- bounding the cost of a replay
-
-    def _longest_history(self) -> Sequence[Request]:
-        return max((lane.history for lane in self._lanes if lane.working), key=len, default=[])
-
-    def _move_replay_start(self) -> None:
-        answers = self._ask("snapshot", lambda lane: ())
-        for index, packed in answers.items():
-            self._next_id += 1
-            start = Request(request_id=self._next_id, call="restore", arguments=(dict(packed),))
-            self._lanes[index].history = [start]
-
     def _warn_about_idling(self, num_envs: int) -> None:
-        busy = len([lane for lane in self._lanes if lane.env_ids])
+        busy = len([member for member in self._members if member.env_ids])
         if busy > 1 and num_envs % busy:
             warnings.warn(
                 f"{num_envs} envs on {busy} workers: steps wait for the fullest worker; use a multiple of {busy}",

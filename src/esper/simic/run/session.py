@@ -33,7 +33,7 @@ from esper.simic.run.run_dir import RunDir, create_run, open_run
 from esper.simic.run.run_state import RunState, read_run_files
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.vectorized_trainer import StopRequest, VectorizedPPOTrainer
-from esper.tolaria.messages import StepCancelled
+from esper.tolaria.worker import StepCancelled
 
 TRACEBACK_CHARACTERS = 2_000
 

@@ -13,7 +13,7 @@ from esper.simic.run.stop_signals import StopSignals
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.vectorized import open_session
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
-from esper.tolaria.messages import StepCancelled
+from esper.tolaria.worker import StepCancelled
 
 PAIRED: tuple[str, ...] = (
     "task",

@@ -38,7 +38,7 @@ from esper.tolaria.engine import Beat, EnvOps, VectorizedEngine
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import EnvSeat, parse_devices
-from esper.tolaria.stored import StoredTensor, store
+from esper.tolaria.shared_tensors import StoredTensor, store
 
 CreateEnv = Callable[[EnvRecipe, EpisodeSeed, EnvSeat], ParallelEnvState]
 

@@ -12,7 +12,7 @@ from esper.simic.run.session import RunStart, Session, SessionEnd, end_unopened
 from esper.simic.run.stop_signals import StopSignals
 from esper.simic.training.config import TrainingConfig, with_overrides
 from esper.simic.training.vectorized import open_session
-from esper.tolaria.messages import StepCancelled
+from esper.tolaria.worker import StepCancelled
 
 HEURISTIC = "heuristic"
 

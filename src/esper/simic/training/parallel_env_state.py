@@ -44,9 +44,9 @@ from esper.simic.training.epoch_metrics import (
     write_metrics,
 )
 from esper.tamiyo.tracker import SignalTracker
-from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
+from esper.tolaria.engine import EngineEnv
+from esper.tolaria.governor import LabelFacts, Verdict
 from esper.tolaria.optim import GrowingOptimizer
-from esper.tolaria.runtime import EnvSeat
 
 SNAPSHOT_VERSION = 2
 
@@ -65,20 +65,13 @@ class EnvRecipe:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ParallelEnvState:
-    """One env between and during steps. `epoch` is None until the first step."""
+class ParallelEnvState(EngineEnv):
+    """One env between and during steps."""
 
-    env_id: int
-    episode: int
-    run_seed: int
     recipe: EnvRecipe
-    seat: EnvSeat
     model: MorphogeneticModel
     optimizer: GrowingOptimizer
     tracker: SignalTracker
-    governor: TolariaGovernor
-    epoch: int | None = None
-    terminal: bool = False
     rollback_reason: RollbackReason | None = None
     metrics: EpochMetrics | None = None
     signals: TrainingSignals | None = None
@@ -88,8 +81,6 @@ class ParallelEnvState:
     state: GovernorState = GovernorState.HEALTHY
     """What the last report said of the host's health."""
     wanted: frozenset[TelemetryEventType] = frozenset()
-    closer: bool = False
-    """Whether the next report is to describe the gradients tensor by tensor."""
     action: ActionSpec | None = None
     """What was done in the present epoch."""
     seeds_removed: tuple[str, ...] = ()
@@ -97,7 +88,6 @@ class ParallelEnvState:
     on_move: Callable[[SlotTransition], None] = field(init=False)
     outbox: list[TelemetryEvent] = field(default_factory=list)
     _counts: ParamCounts | None = None
-    totals: Tensor = field(init=False)
     train_rows: int = 0
     val_rows: int = 0
     train_loss_sum: Tensor = field(init=False)
@@ -109,7 +99,7 @@ class ParallelEnvState:
         self.plan = plan_coalitions(self.model)
         self.init_accumulators(tuple(self.model.slots))
 
-    # ---- totals of the epoch: they stay on the device until the one read of the step
+    # ---- totals of the epoch
 
     def init_accumulators(self, slots: Sequence[str]) -> None:
         """Makes room for the coalitions that seeds in these slots can form."""
