@@ -21,7 +21,7 @@ from esper.leyline import (
 )
 from esper.simic.agent.config import PPOConfig
 from esper.tamiyo.simulation import Cue, HostCurve, SimulatedBlueprint, SimulationSpec, Synergy
-from esper.tamiyo.simulation.host import loss_of
+from esper.tamiyo.simulation.world import loss_of
 
 Reward = Callable[[EpochReport, ActionOutcome, EpochReport], float]
 Rule = Callable[[EpochReport, ActionMasks], ActionSpec]

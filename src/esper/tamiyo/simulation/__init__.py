@@ -4,7 +4,7 @@ It serves tests of rewards and controllers, and the sandboxes in which a policy 
 know who decides or what is rewarded.
 """
 
-from esper.tamiyo.simulation.spec import Cue, HostCurve, SimulatedBlueprint, SimulationSpec, Synergy
 from esper.tamiyo.simulation.worker import SimulatedWorker
+from esper.tamiyo.simulation.world import Cue, HostCurve, SimulatedBlueprint, SimulationSpec, Synergy
 
 __all__ = ["Cue", "HostCurve", "SimulatedBlueprint", "SimulatedWorker", "SimulationSpec", "Synergy"]

@@ -28,15 +28,20 @@ from esper.leyline import (
     full_coalition,
     gate_germinate,
     gate_hold,
-    gate_train,
     interaction_sum,
     record,
     solo,
     transition_event,
 )
 from esper.tamiyo.masks import SEED_GATES
-from esper.tamiyo.simulation.host import SimulatedSlot, draw_gain, empty_slot, loss_of, measure, train_slot
-from esper.tamiyo.simulation.spec import SimulationSpec
+from esper.tamiyo.simulation.world import (
+    SimulatedSlot,
+    SimulationSpec,
+    draw_gain,
+    loss_of,
+    measure_coalitions,
+    train_slot,
+)
 from esper.tamiyo.tracker import SignalTracker
 
 SNAPSHOT_EVERY = 5
@@ -63,7 +68,7 @@ class SimulatedEnv:
         self.layout = layout
         self.seed = seed
         stage = SeedStage.EMBARGOED if spec.opens_epoch else SeedStage.DORMANT
-        self.slots = [replace(empty_slot(slot_id), stage=stage) for slot_id in spec.slot_ids]
+        self.slots = [SimulatedSlot(slot_id=slot_id, stage=stage) for slot_id in spec.slot_ids]
         self.epoch: int | None = None
         self.topology_version = 0
         self.tracker = SignalTracker(spec.horizon)
@@ -72,7 +77,7 @@ class SimulatedEnv:
         self.saved = self._save()
 
     def step(self, action: ActionSpec, wanted: frozenset[TelemetryEventType]) -> ActionOutcome:
-        """One op, one epoch, one validation. An env whose episode is over sits still.
+        """One op, one epoch, one validation. An env whose episode is over stays as it is.
 
         Raises:
             IllegalOperation: The op's gate is closed.
@@ -103,8 +108,12 @@ class SimulatedEnv:
             self.slots[position] = self._planted(before, action)
         self._move(position, TARGET_STAGE[action.op], Cause.POLICY)
         if action.op is LifecycleOp.PRUNE:
-            gone = empty_slot(before.slot_id, before.num_germinated, before.scar_pp + before.lean_pp)
-            self.slots[position] = replace(gone, stage=SeedStage.PRUNED)
+            self.slots[position] = SimulatedSlot(
+                slot_id=before.slot_id,
+                stage=SeedStage.PRUNED,
+                num_germinated=before.num_germinated,
+                scar_pp=before.scar_pp + before.lean_pp,
+            )
         self.topology_version += action.op in (LifecycleOp.GERMINATE, LifecycleOp.PRUNE)
         return _outcome(action, applied=True)
 
@@ -139,8 +148,6 @@ class SimulatedEnv:
     def _begin_epoch(self) -> None:
         for position, slot in enumerate(self.slots):
             if slot.stage is SeedStage.GERMINATED:
-                newborn = replace(self._slot_report(slot, None), probe_passed=True, in_optimizer=True)
-                assert gate_train(newborn, self.spec.lifecycle).passed
                 self._move(position, SeedStage.TRAINING, Cause.AUTO)
             elif slot.stage is SeedStage.BLENDING:
                 assert slot.blend is not None
@@ -148,7 +155,7 @@ class SimulatedEnv:
                 self.slots[position] = replace(slot, ramp_done=done, alpha=BLENDS[slot.blend].alpha(done))
 
     def _validate(self, wanted: frozenset[TelemetryEventType]) -> EpochReport:
-        table = measure(self.spec, self.seed, self.epoch, self.slots)
+        table = measure_coalitions(self.spec, self.seed, self.epoch, self.slots)
         if self.epoch is not None:
             self._end_epoch(table)
         return self._make_report(table, wanted)
@@ -162,15 +169,15 @@ class SimulatedEnv:
                 self._move(position, SeedStage.EMBARGOED, Cause.AUTO)
             elif slot.stage is SeedStage.EMBARGOED and self._may_open(slot):
                 self._move(position, SeedStage.DORMANT, Cause.AUTO)
-            elif slot.stage is SeedStage.BLENDING and self._may_hold(slot, table):
+            elif (
+                slot.stage is SeedStage.BLENDING
+                and gate_hold(self._slot_report(slot, table), self.spec.lifecycle).passed
+            ):
                 self._move(position, SeedStage.HOLDING, Cause.AUTO)
 
     def _may_open(self, slot: SimulatedSlot) -> bool:
         """A slot that had no seed yet is closed since the start."""
         return slot.epochs_in_stage >= (self.spec.lifecycle.embargo if slot.num_germinated else self.spec.opens_epoch)
-
-    def _may_hold(self, slot: SimulatedSlot, table: CoalitionTable) -> bool:
-        return gate_hold(self._slot_report(slot, table), self.spec.lifecycle).passed
 
     def _move(self, position: int, target: SeedStage, cause: Cause) -> None:
         slot = self.slots[position]
@@ -249,14 +256,11 @@ class SimulatedEnv:
         ahead_pp = self.spec.gap_pp * (self.epoch + 1) / self.spec.horizon
         return min(100.0, table.accuracy_pct[full_coalition(len(table.slot_ids))] + ahead_pp)
 
-    def _slot_report(self, slot: SimulatedSlot, table: CoalitionTable | None) -> SlotReport:
-        """`table` is None for a seed that has not been through an epoch."""
-        train_accuracy = None if table is None else self._train_accuracy(table)
-        val_loss = None if table is None else table.loss[full_coalition(len(table.slot_ids))]
+    def _slot_report(self, slot: SimulatedSlot, table: CoalitionTable) -> SlotReport:
+        train_accuracy = self._train_accuracy(table)
         seeded, auditions = slot.stage.has_seed, slot.stage is SeedStage.TRAINING
-        player = None if table is None or slot.slot_id not in table.slot_ids else table.slot_ids.index(slot.slot_id)
-        points = {} if table is None else table.accuracy_pct
-        players = 0 if table is None else len(table.slot_ids)
+        plays = slot.slot_id in table.slot_ids
+        contribution_pp, solo_pp, interaction_pp = _worth(table, slot.slot_id) if plays else (None, None, None)
         return SlotReport(
             slot_id=slot.slot_id,
             seed_id=slot.seed_id,
@@ -271,22 +275,26 @@ class SimulatedEnv:
             probe_passed=None,
             in_optimizer=True if seeded else None,
             train_loss=None if train_accuracy is None else loss_of(self.spec, train_accuracy),
-            val_loss=val_loss,
-            predicted_gain=self.spec.blueprint(slot.blueprint).predicted_gain
-            if auditions and slot.blueprint is not None
-            else None,
+            val_loss=table.loss[full_coalition(len(table.slot_ids))],
+            predicted_gain=self.spec.blueprint(str(slot.blueprint)).predicted_gain if auditions else None,
             residual_ratio=0.1 if auditions else None,
             gradients_finite=True if seeded else None,
             live_fraction=1.0 if seeded else None,
-            contribution_pp=None if player is None else contribution(points, players, player),
-            contribution_alpha=None if player is None else slot.alpha,
-            contribution_topology=None if player is None else self.topology_version,
+            contribution_pp=contribution_pp,
+            contribution_alpha=slot.alpha if plays else None,
+            contribution_topology=self.topology_version if plays else None,
             topology_version=self.topology_version,
-            solo_pp=None if player is None else solo(points, player),
-            interaction_pp=None if player is None else interaction_sum(points, players, player),
+            solo_pp=solo_pp,
+            interaction_pp=interaction_pp,
             grad_health=None,
             grad_ratio=1.0 if seeded else None,
         )
+
+
+def _worth(table: CoalitionTable, slot_id: str) -> tuple[float | None, float | None, float | None]:
+    """(contribution, solo, interaction) of one player, in points."""
+    points, count, player = table.accuracy_pct, len(table.slot_ids), table.slot_ids.index(slot_id)
+    return contribution(points, count, player), solo(points, player), interaction_sum(points, count, player)
 
 
 def _outcome(action: ActionSpec, *, applied: bool) -> ActionOutcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from esper.leyline import (
     PROTOCOL_VERSION,
@@ -16,7 +17,7 @@ from esper.leyline import (
     TelemetryEventType,
 )
 from esper.tamiyo.simulation.env import SimulatedEnv
-from esper.tamiyo.simulation.spec import SimulationSpec
+from esper.tamiyo.simulation.world import SimulationSpec
 
 SNAPSHOT_VERSION = 1
 SILENT: frozenset[TelemetryEventType] = frozenset()
@@ -56,37 +57,27 @@ class SimulatedWorker:
         return self._result(outcomes)
 
     def snapshot(self) -> Mapping[int, EnvSnapshot]:
-        """The episode and its actions so far: all that is needed to live it again."""
-        return {env_id: self._snapshot(env_id) for env_id in self._envs}
+        """The seed of each episode and its actions so far: all that is needed to replay it."""
+        facts = {
+            env_id: {"seed": asdict(env.seed), "taken": [asdict(spec) for spec in self._taken[env_id]]}
+            for env_id, env in self._envs.items()
+        }
+        return {
+            env_id: EnvSnapshot(version=SNAPSHOT_VERSION, env_id=env_id, meta_json=json.dumps(meta), tensors=b"")
+            for env_id, meta in facts.items()
+        }
 
     def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
-        """Relives the recorded episodes up to where they were saved."""
+        """Replays the recorded episodes up to where they were saved."""
         for env_id, snapshot in snapshots.items():
             if snapshot.version != SNAPSHOT_VERSION:
                 raise ValueError(f"expected a snapshot of version {SNAPSHOT_VERSION}, got {snapshot.version}")
             meta = json.loads(snapshot.meta_json)
             self._envs[env_id] = env = SimulatedEnv(self.spec, self.layout, EpisodeSeed(**meta["seed"]))
-            self._taken[env_id] = [_read_spec(entry) for entry in meta["taken"]]
+            self._taken[env_id] = [ActionSpec(**{**entry, "op": LifecycleOp(entry["op"])}) for entry in meta["taken"]]
             for spec in self._taken[env_id]:
                 env.step(spec, SILENT)
 
     def _result(self, outcomes: Mapping[int, ActionOutcome]) -> StepResult:
         reports = {env_id: env.report for env_id, env in sorted(self._envs.items())}
         return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports)
-
-    def _snapshot(self, env_id: int) -> EnvSnapshot:
-        seed = self._envs[env_id].seed
-        meta = {
-            "seed": {"env_id": seed.env_id, "episode": seed.episode, "run_seed": seed.run_seed},
-            "taken": [
-                {"env_id": s.env_id, "op": s.op.name, "slot": s.slot, "blueprint": s.blueprint, "blend": s.blend}
-                for s in self._taken[env_id]
-            ],
-        }
-        return EnvSnapshot(version=SNAPSHOT_VERSION, env_id=env_id, meta_json=json.dumps(meta), tensors=b"")
-
-
-def _read_spec(entry: Mapping[str, str | int | None]) -> ActionSpec:
-    op = LifecycleOp[str(entry["op"])]
-    slot, blueprint, blend = (None if entry[k] is None else str(entry[k]) for k in ("slot", "blueprint", "blend"))
-    return ActionSpec(env_id=int(str(entry["env_id"])), op=op, slot=slot, blueprint=blueprint, blend=blend)
