@@ -34,11 +34,27 @@ def context(spec: SimulationSpec) -> FeatureContext:
 
 def view(spec: SimulationSpec, step: Step) -> EnvView:
     found = masks(step.after, spec.layout, spec.lifecycle)
-    return EnvView(report=step.after, masks=found, previous=step.before, outcome=step.outcome, context=context(spec))
+    return EnvView(
+        report=step.after,
+        signals=step.after.signals,
+        slots=step.after.slots,
+        masks=found,
+        previous=step.before,
+        outcome=step.outcome,
+        context=context(spec),
+    )
 
 
 def reset_view(spec: SimulationSpec, step: Step) -> EnvView:
-    return EnvView(report=step.before, masks=step.masks, previous=None, outcome=None, context=context(spec))
+    return EnvView(
+        report=step.before,
+        signals=step.before.signals,
+        slots=step.before.slots,
+        masks=step.masks,
+        previous=None,
+        outcome=None,
+        context=context(spec),
+    )
 
 
 def named(columns: tuple[Column, ...], row: tuple[float, ...]) -> dict[str, float]:
@@ -337,6 +353,8 @@ def test_the_observation_has_no_scale_of_time_or_task() -> None:
     other = replace(
         env_view,
         report=slower(report),
+        signals=slower(report).signals,
+        slots=slower(report).slots,
         previous=slower(previous),
         context=replace(env_view.context, num_classes=100),
     )

@@ -264,8 +264,6 @@ def _by_env(state: ActionExecutionResult) -> dict[int, ActionExecutionResult]:
         report.env_id: ActionExecutionResult(
             outcomes=state.outcomes[position : position + 1],
             reports=(report,),
-            post_action_signals=state.post_action_signals[position : position + 1],
-            post_action_slot_reports=state.post_action_slot_reports[position : position + 1],
             post_action_masks=state.post_action_masks[position : position + 1],
             truncated_bootstrap_targets={
                 env_id: target

@@ -185,9 +185,17 @@ class ActionExecutionResult:
 
     outcomes: tuple[ActionOutcome, ...]
     reports: tuple[EpochReport, ...]
-    post_action_signals: tuple[TrainingSignals, ...]
-    post_action_slot_reports: tuple[tuple[SlotReport, ...], ...]
     post_action_masks: tuple[ActionMasks, ...]
     truncated_bootstrap_targets: Mapping[int, float | None]
     """env id -> V(s') for envs whose episode was cut off by a lost worker; empty otherwise. The loop knows no critic
     and puts None: a controller that has one bootstraps with its own value of the last complete state."""
+
+    @property
+    def post_action_signals(self) -> tuple[TrainingSignals, ...]:
+        """Of every env's tracker."""
+        return tuple(report.signals for report in self.reports)
+
+    @property
+    def post_action_slot_reports(self) -> tuple[tuple[SlotReport, ...], ...]:
+        """`[env][slot]`."""
+        return tuple(report.slots for report in self.reports)

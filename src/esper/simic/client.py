@@ -119,21 +119,23 @@ class FrozenPolicy:
         self._cards = make_cards(card_rows(context.layout), context.layout.blueprints, agent.shape.blueprints)
         self._observation: Observation
         self._decision: Decision | None = None
+        self._specs: tuple[ActionSpec, ...] = ()
         self._previous: ActionExecutionResult | None = None
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Forgets the last episodes."""
         self._decision, self._previous = None, None
 
-    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
+    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
         """Chooses for every env."""
         self._observation = self._observe(state)
         memory = None if self._decision is None else self._decision.state
         self._decision = self.agent.act(self._observation, self._cards, memory, self._uniforms(state))
-        return [
+        self._specs = tuple(
             parse_sampled_action(report.env_id, action, self.context.layout)
             for report, action in zip(state.reports, self._decision.actions(), strict=True)
-        ]
+        )
+        return self._specs
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Remembers the last state: the next observation shows what changed."""
@@ -180,7 +182,6 @@ class SimicClient(FrozenPolicy):
         self.rewards = rewards
         self.scale = scale
         self._horizon = horizon
-        self._specs: tuple[ActionSpec, ...] = ()
         self._paid: list[list[float]] = []
         self._num_clipped_before = scale.num_clipped
         self.last_step: StepFacts
@@ -197,12 +198,6 @@ class SimicClient(FrozenPolicy):
         if self.buffer is None or self.buffer.num_envs != len(state.reports):
             self.buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state), self._cards)
         self.buffer.clear()
-
-    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
-        """Samples for every env."""
-        specs = super().act(state)
-        self._specs = tuple(specs)
-        return specs
 
     def compute_reward(self, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
         """Reward of the next transition of its env's episode, before scaling."""

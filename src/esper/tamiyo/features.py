@@ -26,6 +26,7 @@ from esper.leyline import (
     SeedStage,
     SlotReport,
     SlotSpec,
+    TrainingSignals,
     record,
 )
 
@@ -55,6 +56,8 @@ class EnvView:
     """One env at one moment: the state, and the transition that led to it (None at reset)."""
 
     report: EpochReport
+    signals: TrainingSignals
+    slots: tuple[SlotReport, ...]
     masks: ActionMasks
     previous: EpochReport | None
     outcome: ActionOutcome | None
@@ -137,7 +140,7 @@ def _loss_change(view: EnvView, now: float | None, before: float | None) -> floa
 
 def _accuracy_delta(back: int) -> Callable[[EnvView], float | None]:
     def read(view: EnvView) -> float | None:
-        recent = view.report.signals.recent_accuracies_pct
+        recent = view.signals.recent_accuracies_pct
         if len(recent) < back + 2:
             return None
         return _score(view, recent[-1 - back]) - _score(view, recent[-2 - back])
@@ -161,7 +164,7 @@ def _budget_left(view: EnvView) -> float | None:
 
 
 def _empty_slots(view: EnvView) -> float:
-    slots = view.report.slots
+    slots = view.slots
     return sum(slot.stage is SeedStage.DORMANT for slot in slots) / len(slots)
 
 
@@ -170,8 +173,8 @@ def _last_op(op: LifecycleOp) -> Callable[[EnvView], float]:
 
 
 GLOBAL_FEATURES: tuple[Feature[EnvView], ...] = (
-    _value("time_share", lambda v: v.report.epochs_done / v.report.signals.horizon),
-    _value("time_left_share", lambda v: 1.0 - v.report.epochs_done / v.report.signals.horizon),
+    _value("time_share", lambda v: v.report.epochs_done / v.signals.horizon),
+    _value("time_left_share", lambda v: 1.0 - v.report.epochs_done / v.signals.horizon),
     _value("val_score", lambda v: _score(v, v.report.val_accuracy_pct)),
     *(_measured(f"val_score_delta_{back}", _accuracy_delta(back)) for back in range(RECENT_DELTAS)),
     _measured("train_loss", lambda v: _relative_loss(v, v.report.train_loss)),
@@ -185,8 +188,8 @@ GLOBAL_FEATURES: tuple[Feature[EnvView], ...] = (
         lambda v: _loss_change(v, v.report.val_loss, None if v.previous is None else v.previous.val_loss),
     ),
     _measured("generalisation_gap", _generalisation_gap),
-    _value("plateau_share", lambda v: v.report.signals.plateau_epochs / v.report.signals.horizon),
-    _flag("stable", lambda v: float(v.report.signals.stable)),
+    _value("plateau_share", lambda v: v.signals.plateau_epochs / v.signals.horizon),
+    _flag("stable", lambda v: float(v.signals.stable)),
     _measured("committed_minus_current", _committed_minus_current),
     _value("size_log2", lambda v: math.log2(v.report.total_params / v.report.host_params)),
     _measured("budget_left_share", _budget_left),
@@ -230,8 +233,8 @@ def _gate_open(op: LifecycleOp) -> Callable[[SlotView], float]:
 SLOT_FEATURES: tuple[Feature[SlotView], ...] = (
     *(_flag(f"stage_{stage.name.lower()}", _in_stage(stage)) for stage in SeedStage),
     _value("alpha", lambda v: v.slot.alpha),
-    _value("epochs_in_stage_share", lambda v: v.slot.epochs_in_stage / v.env.report.signals.horizon),
-    _value("age_share", lambda v: v.slot.age_epochs / v.env.report.signals.horizon),
+    _value("epochs_in_stage_share", lambda v: v.slot.epochs_in_stage / v.env.signals.horizon),
+    _value("age_share", lambda v: v.slot.age_epochs / v.env.signals.horizon),
     _value("ramp_left_share", _ramp_left),
     _value("seed_params", lambda v: 0.0 if v.card is None else math.log1p(v.card.params_ratio)),
     _value("seed_macs", lambda v: 0.0 if v.card is None else math.log1p(v.card.macs_ratio)),
@@ -277,7 +280,7 @@ def global_row(view: EnvView) -> tuple[float, ...]:
 
 def slot_rows(view: EnvView) -> tuple[tuple[float, ...], ...]:
     """One row per slot in execution order, by `SLOT_COLUMNS`."""
-    return tuple(_row(SLOT_FEATURES, _slot_view(view, position)) for position in range(len(view.report.slots)))
+    return tuple(_row(SLOT_FEATURES, _slot_view(view, position)) for position in range(len(view.slots)))
 
 
 def card_rows(layout: HostLayout) -> tuple[tuple[tuple[float, ...], ...], ...]:
@@ -302,7 +305,7 @@ def _row(features: tuple[Feature[View], ...], view: View) -> tuple[float, ...]:
 
 
 def _slot_view(view: EnvView, position: int) -> SlotView:
-    slot = view.report.slots[position]
+    slot = view.slots[position]
     layout = view.context.layout
     return SlotView(
         env=view,

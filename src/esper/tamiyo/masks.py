@@ -100,8 +100,6 @@ def observe(result: StepResult, layout: HostLayout, config: LifecycleConfig) -> 
     return ActionExecutionResult(
         outcomes=tuple(result.outcomes[env_id] for env_id in env_ids) if result.outcomes else (),
         reports=reports,
-        post_action_signals=tuple(report.signals for report in reports),
-        post_action_slot_reports=tuple(report.slots for report in reports),
         post_action_masks=tuple(masks(report, layout, config) for report in reports),
         truncated_bootstrap_targets={},
     )

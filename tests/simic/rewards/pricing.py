@@ -64,7 +64,6 @@ def ledgers(steps: Sequence[Step], config: RewardConfig) -> list[Ledger]:
 
 def inputs(steps: Sequence[Step], spec: SimulationSpec, config: RewardConfig) -> list[RewardInputs]:
     memory = ledgers(steps, config)
-    layout = spec.layout
     return [
         RewardInputs(
             before=step.before,
@@ -72,7 +71,6 @@ def inputs(steps: Sequence[Step], spec: SimulationSpec, config: RewardConfig) ->
             after=step.after,
             ledger=memory[t],
             ledger_after=memory[t + 1],
-            layout=layout,
             config=config,
         )
         for t, step in enumerate(steps)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from esper.leyline import ActionOutcome, EpochReport, HostLayout, LifecycleConfig, LifecycleOp, record
+from esper.leyline import ActionOutcome, EpochReport, LifecycleConfig, LifecycleOp, record
 
 FAMILY_NAMES: tuple[str, ...] = ("contribution", "loss")
 MIN_SPAN = 5.0
@@ -188,7 +188,6 @@ class RewardInputs:
     after: EpochReport
     ledger: Ledger
     ledger_after: Ledger
-    layout: HostLayout
     config: RewardConfig
 
     @property

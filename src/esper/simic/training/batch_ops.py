@@ -98,15 +98,18 @@ def batch_signals_to_features(
         previous: One step before; None at reset.
         context: Layout and scale of the run.
     """
+    seen = zip(state.reports, state.post_action_signals, state.post_action_slot_reports, strict=True)
     views = [
         EnvView(
             report=report,
+            signals=signals,
+            slots=slots,
             masks=state.post_action_masks[i],
             previous=None if previous is None else previous.reports[i],
             outcome=state.outcomes[i] if state.outcomes else None,
             context=context,
         )
-        for i, report in enumerate(state.reports)
+        for i, (report, signals, slots) in enumerate(seen)
     ]
     return BatchFeatures(
         global_rows=tuple(global_row(view) for view in views), slot_rows=tuple(slot_rows(view) for view in views)

@@ -13,7 +13,6 @@ from esper.leyline import (
     ActionOutcome,
     EpisodeCompleted,
     EpochReport,
-    HostLayout,
     LifecycleOp,
     NumericFailure,
     RewardProtocol,
@@ -59,7 +58,6 @@ class ModePricing:
 
     mode: str
     config: RewardConfig
-    layout: HostLayout
 
     def __post_init__(self) -> None:
         check_mode(self.mode, self.config)
@@ -76,7 +74,6 @@ class ModePricing:
             after=after,
             ledger=earlier,
             ledger_after=later,
-            layout=self.layout,
             config=self.config,
         )
         return StepReward(

@@ -323,7 +323,7 @@ def _client(
 ) -> SimicClient | FixedClient:
     gamma = default_gamma(task.horizon) if config.gamma is None else config.gamma
     prices = reward_config(task, gamma, config.reward_weights, scale)
-    rewards = EpisodeRewards(ModePricing(mode=config.reward_mode, config=prices, layout=layout))
+    rewards = EpisodeRewards(ModePricing(mode=config.reward_mode, config=prices))
     if config.controller != LEARNED:
         setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
         return FixedClient(make_controller(config.controller, setting), rewards)
