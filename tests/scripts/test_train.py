@@ -16,6 +16,7 @@ from esper.simic.run import session
 from esper.simic.training import vectorized
 from esper.simic.training.recorder import RunRecorder
 from tests.nissa.events import log_path
+from tests.runtime.data_files import cifar_batches, write_cifar
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1"]
 
@@ -116,6 +117,17 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, tmp_path, cap
     assert words in error
     assert len(error.strip().splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_baseline_runs_with_one_env_because_nobody_chose_its_minibatches(tmp_path, monkeypatch, capsys):
+    write_cifar(tmp_path / "data", cifar_batches())
+    monkeypatch.setenv("ESPER_CIFAR10", str(tmp_path / "data"))
+    baseline = ["ppo", "--preset", "cifar_baseline", "--task", "cifar_baseline", "--rounds", 1, "--envs", 1]
+    train(*baseline, "--episode-length", 5, "--telemetry-dir", tmp_path / "runs")
+    assert "Done." in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        train(*baseline, "--minibatches", 4, "--telemetry-dir", tmp_path / "runs")
+    assert "envs=1 but minibatches=4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("controller", ["schedule", "ppoo"])
