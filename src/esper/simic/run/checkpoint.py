@@ -120,12 +120,6 @@ def save_checkpoint(
 
     The caller holds the run's lock and has made the event log durable up to `facts.next_seq`.
 
-    Args:
-        run: Where to.
-        facts: What goes into the manifest beside sizes and hashes.
-        files: Content by name.
-        sleep: Waits between tries.
-
     Raises:
         StorageError: Every try failed. Nothing is left of them, and earlier checkpoints are as they were.
         CheckpointError: There is a valid checkpoint of this index already.

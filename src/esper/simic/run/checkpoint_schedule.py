@@ -149,14 +149,8 @@ def _score(path: Path) -> float | None:
 class CheckpointWriter:
     """Writes the checkpoints of one run. The caller holds the run's lock.
 
-    Args:
-        run: Where to.
-        log: Gets an event for every save, and is made durable before it.
-        attempt: How often the run was resumed.
-        resumed_from: Index of the checkpoint it goes on from; None for a new run.
-        config: How many to keep, how often to save, and whether the log has to be complete: if so, nothing is saved
-            once it has lost an event, so that a resume repeats what is lost.
-        clock: Seconds; does not go back.
+    The log gets an event for every save and is made durable before it. If the configuration needs it complete, nothing
+    is saved once it has lost an event, so that a resume repeats what is lost.
     """
 
     def __init__(
@@ -189,13 +183,7 @@ class CheckpointWriter:
     def offer(
         self, index: int, files: Callable[[], Mapping[str, bytes]], *, score: float | None, last: bool
     ) -> SavedCheckpoint | None:
-        """Saves the boundary after `index` rounds if it is due.
-
-        Args:
-            index: Rounds that are done.
-            files: Makes the contents.
-            score: Higher is better; None: not measured.
-            last: The run ends here, so what is not saved yet is saved now.
+        """Saves the boundary after `index` rounds if it is due, or if the run ends here (`last`) and it is not saved.
 
         Raises:
             StorageError: Saving has failed five times in a row, or at the end of the run.

@@ -78,11 +78,7 @@ class RunDir:
 
 
 def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
-    """Makes a new run directory and proves that it can be written to.
-
-    Args:
-        runs_dir: Where runs live; made if needed.
-        run_id: The new directory's name; by default the time in UTC and six random digits.
+    """Makes a new run directory, named by the time in UTC and six random digits, and proves that it can be written to.
 
     Raises:
         ValueError: The name is not allowed, or there is such a run already.

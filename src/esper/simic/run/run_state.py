@@ -42,12 +42,7 @@ class RunState:
 
 
 def run_files(trainer: VectorizedPPOTrainer, log_state: dict[str, Any] | None = None) -> dict[str, bytes]:
-    """The run as files: tensors as safetensors, everything else as JSON.
-
-    Args:
-        trainer: Between two rounds.
-        log_state: What the alarms remember; None where nobody watches.
-    """
+    """A run between two rounds as files: tensors as safetensors, everything else, the alarms' memory too, as JSON."""
     learner = trainer.client if isinstance(trainer.client, SimicClient) else None
     state = {
         "config": json.loads(trainer.config.to_json()),

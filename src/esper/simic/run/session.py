@@ -83,13 +83,7 @@ class SessionEnd:
 def start_new(
     config: TrainingConfig, runs_dir: Path, run_id: str | None = None, *, group: str | None = None
 ) -> RunStart:
-    """Makes the directory of a new run.
-
-    Args:
-        config: What to train.
-        runs_dir: Folder of run directories.
-        run_id: Its name; None for date, time and random digits.
-        group: Cohort of the run; None for the default.
+    """Makes the directory of a new run, named by date, time and random digits unless `run_id` is given.
 
     Raises:
         ValueError: The name is not allowed or taken.
@@ -107,9 +101,7 @@ def start_new(
 def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
     """Finds the newest valid checkpoint of a run; says on stderr which newer ones are not.
 
-    Args:
-        path: The run directory.
-        changes: Fields that are to differ from the run's own configuration.
+    `changes` are fields that are to differ from the run's own configuration.
 
     Raises:
         ValueError: There is no such run, or a change would make it another run.
@@ -176,11 +168,7 @@ class Session:
         self.trainer.offer_checkpoint(last=True)
 
     def end(self, stopped: ExitCode | None) -> SessionEnd:
-        """How it ended, once it is closed.
-
-        Args:
-            stopped: What a signal asked for; None if there was none.
-        """
+        """How it ended, once it is closed; `stopped` is what a signal asked for."""
         saved = None if self.checkpoints is None else self.checkpoints.saved_index
         if stopped is not None:
             code = stopped
@@ -242,13 +230,7 @@ class LogWatch:
 
 
 def log_losses(num_unwritten: int, num_dropped: Mapping[str, int], error: str | None) -> str:
-    """In one line: what a log lacks, and why as far as the hub knows.
-
-    Args:
-        num_unwritten: Events that are still in memory.
-        num_dropped: Lost events by type.
-        error: Of the log, if there is one.
-    """
+    """In one line: what a log lacks, and why as far as the hub knows."""
     lost = ", ".join(f"{count} {kind}" for kind, count in sorted(num_dropped.items()))
     parts = [
         "the event log is not complete",
@@ -267,15 +249,7 @@ def emit_run_ended(
     log_trouble: str | None,
     started_s: float,
 ) -> None:
-    """Emits the last event of a session.
-
-    Args:
-        hub: The log.
-        trainer: None if the session failed before there was one.
-        error: What ended it; a cancelled step or Ctrl-C is no failure.
-        log_trouble: Why the log itself ended it, if it did.
-        started_s: Monotonic time of its begin.
-    """
+    """Emits the last event of a session; a cancelled step or Ctrl-C is no failure, having no trainer is one."""
     history = [] if trainer is None else trainer.history
     if isinstance(error, StepCancelled | KeyboardInterrupt):
         status, error = "interrupted", None

@@ -42,14 +42,7 @@ def reward_config(task: TaskSpec, gamma: float, weights: RewardWeights, scale: C
 
 
 def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, folder: Path | None) -> Calibration:
-    """The scale from its file, or measured now and filed.
-
-    Args:
-        pool: Workers of the task; they play `runs` hosts left alone, then as many that grow.
-        task: What is calibrated.
-        data: Its data.
-        runs: Hosts of each kind.
-        folder: Where scales are kept; None measures every time.
+    """The scale from its file, or measured now on `runs` hosts of each kind and filed; without a folder, measured.
 
     Raises:
         ValueError: The file is damaged.

@@ -67,11 +67,7 @@ def differing_fields(a: TrainingConfig, b: TrainingConfig) -> tuple[str, ...]:
 
 
 def paired_rounds(a: VectorizedPPOTrainer, b: VectorizedPPOTrainer) -> Iterator[PairedRounds]:
-    """Trains both in turns until the last round or a stop, and yields what is known after each round of both.
-
-    Args:
-        a: One side, at the same boundary as the other.
-        b: The other side.
+    """Trains two runs in turns until the last round or a stop, and yields what is known after each round of both.
 
     Raises:
         ValueError: They cannot be compared.

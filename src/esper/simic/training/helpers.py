@@ -22,12 +22,6 @@ def run_session(
 ) -> SessionEnd:
     """Trains until the last round, a stop or an error, and leaves the run in a state that can be resumed.
 
-    Args:
-        start: Where it begins.
-        stop: Who may end it.
-        listeners: Get every event, such as a screen.
-        data_dir: Where the data lies; None for the usual places.
-
     Raises:
         RunBusy: Another process works on this run.
         Exception: Whatever went wrong, after the log has its last event.

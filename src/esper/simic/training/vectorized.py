@@ -242,13 +242,7 @@ def open_trainer(
 ) -> Iterator[VectorizedPPOTrainer]:
     """Builds every part of a run around its workers, which live as long as the `with` block.
 
-    Args:
-        config: What was asked for.
-        recorder: Log and checkpoints.
-        stop: Whether to stop early.
-        data_dir: Where the data lies, if not in a usual place.
-        cache: Folder in which calibrations are kept; None measures anew.
-        saved: Boundary to go on from; None starts at round 0.
+    The scale of scores is read from the folder `cache`, or measured anew. `saved` is the boundary to go on from.
     """
     task = training_task(config)
     data = load_task_data(task, data_dir)
