@@ -162,7 +162,7 @@ def run_esper(env: str, env_steps: int, num_envs: int, run_seed: int, *, memory:
     from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
 
     maker = _maker(env)
-    config = GymConfig(total_steps=env_steps, memory=memory)
+    config = GymConfig(schedule_steps=env_steps, memory=memory)
     masks = call_action_masks if env == CUE else None
     ppo = RecurrentPPO(SyncVectorEnv([maker] * num_envs), config, run_seed=run_seed, masks=masks)
     started = time.process_time()

@@ -20,7 +20,15 @@ def modules_after(statement: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "package",
-    ["esper", "esper.leyline", "esper.tolaria", "esper.simic", "esper.nissa", "esper.simic.training"],
+    [
+        "esper",
+        "esper.leyline",
+        "esper.tolaria",
+        "esper.simic",
+        "esper.simic.agent",
+        "esper.nissa",
+        "esper.simic.training",
+    ],
 )
 def test_importing_a_light_package_loads_no_torch(package: str) -> None:
     loaded = modules_after(f"import {package}")

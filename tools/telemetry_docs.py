@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints, is_typeddict
 
 from esper.leyline import EVENTS, THRESHOLDS, EventSpec, TelemetryEventType, Threshold
 
@@ -75,7 +75,7 @@ def _parts(record: type, path: str = "") -> Iterator[tuple[type, str]]:
 
 
 def _records_in(hint: Any) -> Iterator[type]:
-    if isinstance(hint, type) and is_dataclass(hint):
+    if isinstance(hint, type) and (is_dataclass(hint) or is_typeddict(hint)):
         yield hint
     for part in get_args(hint):
         yield from _records_in(part)

@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from esper.evidence.learning_checks import check_training
-from esper.leyline import HEAD_NAMES, CriticFit, EpisodeCompleted, PPOUpdateCompleted, TelemetryEventType
+from esper.leyline import HEAD_NAMES, EpisodeCompleted, HeadEntropies, PPOUpdateCompleted, TelemetryEventType
 from tests.karn.logs import LogWriter, ended, episode_completed, head_update, ppo_update, seal, started
 
 T = TelemetryEventType
@@ -29,15 +30,21 @@ class Story:
 
     @staticmethod
     def _update() -> PPOUpdateCompleted:
-        plain = ppo_update(heads={name: head_update() for name in HEAD_NAMES}, target_kl=0.03)
-        critic = CriticFit(explained_variance=0.5, value_nrmse=0.5, return_corr=0.7)
-        return replace(plain, critic=critic, joint=replace(plain.joint, approx_kl=0.01))
+        entropies = HeadEntropies(slot=0.7, blueprint=0.7, blend=0.7, op=0.7)
+        heads = {name: head_update() for name in HEAD_NAMES}
+        plain = ppo_update(heads=heads, head_entropies=entropies, target_kl=0.03)
+        return replace(plain, explained_variance=0.5, value_nrmse=0.5, return_corr=0.7, approx_kl=0.01)
 
     def change_head(self, rounds: range, head: str, **fields: object) -> None:
         for number in rounds:
             update = self.updates[number]
             heads = {**update.heads, head: replace(update.heads[head], **fields)}  # type: ignore[arg-type]
             self.updates[number] = replace(update, heads=heads)
+
+    def change_entropy(self, rounds: range, head: str, share: float | None) -> None:
+        for number in rounds:
+            entropies = cast(HeadEntropies, {**self.updates[number].head_entropies, head: share})
+            self.updates[number] = replace(self.updates[number], head_entropies=entropies)
 
     def change_episode(self, number: int, **fields: object) -> None:
         self.episodes[number] = replace(self.episodes[number], **fields)  # type: ignore[arg-type]
@@ -73,18 +80,18 @@ def _no_rise(story: Story) -> None:
 def _blind_critic(story: Story) -> None:
     for number in (8, 9):
         update = story.updates[number]
-        story.updates[number] = replace(update, critic=replace(update.critic, explained_variance=0.1))
+        story.updates[number] = replace(update, explained_variance=0.1)
 
 
 def _unrelated_critic(story: Story) -> None:
-    critic = CriticFit(explained_variance=None, value_nrmse=1.0, return_corr=0.2)
-    story.updates = [replace(update, critic=critic) for update in story.updates]
+    poor = {"explained_variance": None, "value_nrmse": 1.0, "return_corr": 0.2}
+    story.updates = [replace(update, **poor) for update in story.updates]  # type: ignore[arg-type]
 
 
 def _kl(story: Story, value: float) -> None:
     for number in range(3):
         update = story.updates[number]
-        story.updates[number] = replace(update, joint=replace(update.joint, approx_kl=value))
+        story.updates[number] = replace(update, approx_kl=value)
 
 
 def _rollbacks(story: Story) -> None:
@@ -100,6 +107,11 @@ def _lost_event(story: Story) -> None:
     story.lost_after = 4
 
 
+def _unused(story: Story, head: str) -> None:
+    story.change_head(range(10), head, num_usable=0)
+    story.change_entropy(range(10), head, None)
+
+
 def _no_end(story: Story) -> None:
     story.has_end = False
 
@@ -113,11 +125,11 @@ def _no_end(story: Story) -> None:
         (lambda story: story.change_head(range(2), "blend", grad_norm=0.0), ["gradient of head blend"]),
         (lambda story: story.change_head(range(2), "slot", grad_norm=math.nan), ["gradient of head slot"]),
         (
-            lambda story: story.change_head(range(10), "blueprint", num_usable=0, entropy_share=None),
+            lambda story: _unused(story, "blueprint"),
             ["gradient of head blueprint", "entropy of head blueprint, lowest of the first half"],
         ),
         (
-            lambda story: story.change_head(range(3, 4), "op", entropy_share=0.04),
+            lambda story: story.change_entropy(range(3, 4), "op", 0.04),
             ["entropy of head op, lowest of the first half"],
         ),
         (lambda story: _kl(story, 1e-5), ["approximate KL"]),
@@ -137,13 +149,13 @@ def test_one_thing_wrong_fails_one_check(breaks: Callable[[Story], None], names:
 
 def test_a_collapse_late_in_training_is_no_lack_of_exploration(tmp_path: Path) -> None:
     story = Story()
-    story.change_head(range(5, 10), "op", entropy_share=0.01)
+    story.change_entropy(range(5, 10), "op", 0.01)
     assert failed(story, tmp_path) == []
 
 
 def test_with_one_slot_there_is_no_slot_to_choose(tmp_path: Path) -> None:
     story = Story()
-    story.change_head(range(10), "slot", num_usable=0, entropy_share=None)
+    _unused(story, "slot")
     assert failed(story, tmp_path / "two") == [
         "gradient of head slot",
         "entropy of head slot, lowest of the first half",

@@ -29,6 +29,7 @@ from esper.scripts.cli import main
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
+from tests.simic.agent.rounds import learn
 
 BY_NAME = {sandbox.name: sandbox for sandbox in SANDBOXES}
 
@@ -103,10 +104,10 @@ def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstra
         play_episodes(sandbox.world, learner, sandbox.reward, episode_seeds(0, number, NUM_ENVS))
         assert learner.buffer is not None
         if bootstrapped:
-            learner.buffer.terminated_TN[-1] = False
-            learner.buffer.truncated_TN[-1] = True
-            learner.buffer.bootstraps_TN[-1] = learner.buffer.values_TN[-1]
-        learner.update()
+            learner.buffer.storage.terminated_TN[-1] = False
+            learner.buffer.storage.truncated_TN[-1] = True
+            learner.buffer.storage.bootstraps_TN[-1] = learner.buffer.storage.values_TN[-1]
+        learn(learner)
     error = evaluate(sandbox, learner).value_error
     assert error is not None
     assert sandbox.passes(error, None) is not bootstrapped

@@ -41,7 +41,7 @@ def test_the_round_whose_update_ends_the_run_is_told_first(tmp_path, monkeypatch
     learn = SimicClient.update
 
     def learn_nonsense(self):
-        self.buffer.rewards_TN.fill_(float("nan"))
+        self.buffer.storage.rewards_TN.fill_(float("nan"))
         return learn(self)
 
     monkeypatch.setattr(SimicClient, "update", learn_nonsense)

@@ -14,12 +14,12 @@ pytest.importorskip("matplotlib", reason="charts need the extra `runs`")
 from esper.karn import charts
 from esper.karn.history import RunHistory, read_history
 from esper.karn.replay import replay
+from esper.leyline import HeadEntropies
 from tests.karn.logs import (
     LogWriter,
     T,
     episode_completed,
     germinated,
-    head_update,
     ppo_update,
     round_completed,
     seed_ended,
@@ -104,11 +104,18 @@ def test_seeds_live_where_and_when_the_log_says(log: LogWriter, draw: Draw) -> N
 
 
 def test_every_curve_of_the_policy_is_what_it_is_called(log: LogWriter, draw: Draw) -> None:
-    log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(heads={"op": head_update(entropy_share=0.8)}), round=6)
+    log.emit(
+        T.PPO_UPDATE_COMPLETED,
+        ppo_update(head_entropies=HeadEntropies(slot=0.2, blueprint=0.4, blend=0.6, op=0.8)),
+        round=6,
+    )
     found = {name: points for axes in draw(charts.policy_chart) for name, points in curves(axes).items()}
     assert found == {
         "KL": [(6, 0.012)],
         "target": [(6, ppo_update().target_kl)],
+        "slot": [(6, 0.2)],
+        "blueprint": [(6, 0.4)],
+        "blend": [(6, 0.6)],
         "op": [(6, 0.8)],
         "policy": [(6, -0.01)],
         "value": [(6, 0.3)],

@@ -101,7 +101,7 @@ def test_an_alarm_of_another_build_is_shown_in_the_words_of_its_log(tmp_path: Pa
     log.emit(T.ANOMALY_DETECTED, strange, Severity.CRITICAL, round=0)
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.CRITICAL, round=0)
     known, unknown, _ = diagnose(read_view(replay(tmp_path)), None, WALL)
-    assert known.why.startswith("clip_share")
+    assert known.why.startswith("clip_fraction")
     assert unknown.now == "the tide is high"
     assert "does not know the alarm" in unknown.next
 
@@ -119,8 +119,7 @@ def test_runs_whose_figures_are_not_finite_have_screens_and_reports(value: float
         log.emit(T.EPOCH_COMPLETED, epoch_completed(val_loss=value, val_accuracy_pct=value), **where)
         bad = round_completed(accuracy_mean_pct=value, return_mean=value, return_std=value, params_ratio_mean=value)
         log.emit(T.ROUND_COMPLETED, bad, round=number)
-        grad = ppo_update().grad
-        log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(lr=value, target_kl=value, grad=grad), round=number)
+        log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(learning_rate=value, target_kl=value), round=number)
     read_in_every_way(tmp_path)
     assert "<html" in make_report(tmp_path, WALL)
 

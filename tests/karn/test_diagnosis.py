@@ -417,7 +417,7 @@ def test_11_open_warnings_cite_metric_value_limit_and_place(log: LogWriter) -> N
     seq = log.emit(T.ANOMALY_DETECTED, anomaly(value=0.4, limit=0.3), Severity.WARNING, round=LONG)
     found = judge(log)
     assert (found.state, found.severity) == (RunCondition.WARNING, Severity.WARNING)
-    assert found.why == f"clip_share 0.4, limit 0.3 (seq {seq})"
+    assert found.why == f"clip_fraction 0.4, limit 0.3 (seq {seq})"
     log.emit(T.ANOMALY_DETECTED, anomaly(state="cleared"), round=LONG)
     assert judge(log).state is RunCondition.STEADY
 

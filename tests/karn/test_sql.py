@@ -107,7 +107,7 @@ def test_every_field_of_a_payload_is_a_column(kind: TelemetryEventType, everythi
     hints = get_type_hints(EVENTS[kind].payload)
     for name in wanted:
         if sql_type(hints[name]).startswith("STRUCT"):
-            parts = {f"{name}_{part.name}" for part in fields(without_none(hints[name]))}
+            parts = {f"{name}_{part}" for part in get_type_hints(without_none(hints[name]))}
             assert parts <= columns, f"{kind.value}.{name}"
         else:
             assert name in columns, f"{kind.value}.{name}"

@@ -93,16 +93,16 @@ def test_an_alarm_is_open_from_enter_to_clear_for_each_metric_and_env(tmp_path: 
     assert view.alarms.keys() == {
         ("seed_grad_health:r0c0", 0),
         ("seed_grad_health:r0c0", 1),
-        ("clip_share", None),
+        ("clip_fraction", None),
     }
-    assert view.alarms["clip_share", None].event.severity is Severity.CRITICAL
+    assert view.alarms["clip_fraction", None].event.severity is Severity.CRITICAL
     log.emit(
         T.ANOMALY_DETECTED,
         anomaly(kind="seed_grad_health", metric="seed_grad_health:r0c0", state="cleared"),
         env=0,
         **where,
     )
-    assert view_of(tmp_path).alarms.keys() == {("seed_grad_health:r0c0", 1), ("clip_share", None)}
+    assert view_of(tmp_path).alarms.keys() == {("seed_grad_health:r0c0", 1), ("clip_fraction", None)}
 
 
 def test_only_rollbacks_count_as_rollbacks(tmp_path: Path) -> None:

@@ -61,13 +61,13 @@ def test_a_spoiled_host_is_set_back_and_only_the_step_that_caused_it_pays(played
     buffer = client.buffer
     assert buffer is not None
     # The policy learns from exactly these rows: the penalty is in the third, which ends the episode.
-    assert buffer.valid_TN[:, 0].tolist() == [True] * 3 + [False] * 3
-    assert buffer.terminated_TN[:3, 0].tolist() == [False, False, True]
-    paid = torch.zeros_like(buffer.rewards_TN)
+    assert buffer.storage.valid_TN[:, 0].tolist() == [True] * 3 + [False] * 3
+    assert buffer.storage.terminated_TN[:3, 0].tolist() == [False, False, True]
+    paid = torch.zeros_like(buffer.storage.rewards_TN)
     for act in actions:
         paid[act.epoch, act.env] = act.data.reward_raw  # type: ignore[index]
-    assert torch.allclose(buffer.rewards_TN, paid / client.scale.scale, atol=1e-6)
-    assert buffer.rewards_TN[2, 0] == buffer.rewards_TN.min()
+    assert torch.allclose(buffer.storage.rewards_TN, paid / client.scale.scale, atol=1e-6)
+    assert buffer.storage.rewards_TN[2, 0] == buffer.storage.rewards_TN.min()
 
 
 def test_an_alarm_is_told_when_it_begins_and_when_it_ends(played: Scenarios) -> None:

@@ -9,12 +9,12 @@ import pytest
 from esper.leyline import BLENDS, HEAD_NAMES, HEADS, OPS, SAMPLING_ORDER, LifecycleOp, heads_used_by
 from esper.simic.agent.config import DEFAULT_OP_PRIOR, PPOConfig
 from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, ORDER, RELEVANT_HO, SLOT
-from esper.simic.agent.types import ActionDict, HeadEntropies, HeadLogProbs, HeadUpdates
+from esper.simic.agent.types import ActionDict, HeadEntropies, HeadLogProbs
 from esper.simic.training.action_execution import parse_sampled_action
 from tests.simic.agent.rounds import small_agent, small_world
 
 
-@pytest.mark.parametrize("by_head", [ActionDict, HeadLogProbs, HeadEntropies, HeadUpdates])
+@pytest.mark.parametrize("by_head", [ActionDict, HeadLogProbs, HeadEntropies])
 def test_dicts_by_head_have_exactly_the_heads_all_required(by_head: type) -> None:
     assert tuple(get_type_hints(by_head)) == HEAD_NAMES
     assert by_head.__required_keys__ == set(HEAD_NAMES)  # type: ignore[attr-defined]
@@ -33,9 +33,9 @@ def test_the_network_has_a_scorer_of_the_right_size_for_every_head() -> None:
     spec = small_world()
     network = small_agent(spec).network
     own = network.head_parameters()
-    assert len(own) == len(HEADS)
-    assert all(own)
-    ids = [id(parameter) for parameters in own for parameter in parameters]
+    assert tuple(own) == HEAD_NAMES
+    assert all(own.values())
+    ids = [id(parameter) for parameters in own.values() for parameter in parameters]
     assert len(set(ids)) == len(ids)
     assert network.op_head[-1].out_features == len(OPS)
     assert network.blend_head[-1].out_features == len(BLENDS)

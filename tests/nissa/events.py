@@ -11,7 +11,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 from hypothesis import strategies as st
@@ -51,6 +51,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.fixed_dictionaries({k: values(v) for k, v in get_type_hints(hint).items()}).map(
             lambda fields: hint(**fields)
         )
+    if is_typeddict(hint):
+        return st.fixed_dictionaries({k: values(v) for k, v in get_type_hints(hint).items()})
     if isinstance(hint, type) and issubclass(hint, Enum):
         return st.sampled_from(list(hint))
     plain: dict[Any, st.SearchStrategy[Any]] = {

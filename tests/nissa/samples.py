@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from esper.leyline import (
     BatchSummary,
-    CriticFit,
     EpisodeCompleted,
+    GradientStats,
+    HeadEntropies,
     HeadUpdate,
-    JointRatios,
     LSTMHealth,
-    Moments,
     ObservationHealth,
     PhaseTime,
-    PolicyLosses,
     PPOUpdateCompleted,
     ProfileMeasured,
-    UpdateGradients,
 )
 
 
@@ -75,30 +72,40 @@ def profile() -> ProfileMeasured:
 
 
 def update(approx_kl: float | None = 0.01) -> PPOUpdateCompleted:
-    healthy = HeadUpdate(entropy_share=0.5, kl=0.01, clip_share=0.1, grad_norm=0.2, num_usable=30, grad_state="ok")
-    idle = HeadUpdate(
-        entropy_share=None, kl=None, clip_share=None, grad_norm=None, num_usable=0, grad_state="no_usable_steps"
-    )
+    healthy = HeadUpdate(kl=0.01, clip_fraction=0.1, grad_norm=0.2, num_usable=30, grad_state="ok")
+    idle = HeadUpdate(kl=None, clip_fraction=None, grad_norm=None, num_usable=0, grad_state="no_usable_steps")
     return PPOUpdateCompleted(
         performed=True,
         skip_reason=None,
         num_optimizer_steps=4,
-        num_env_steps=10,
+        env_steps=10,
         kl_stopped=False,
-        losses=PolicyLosses(policy=-0.01, value=0.5, entropy=0.25, total=0.3),
-        joint=JointRatios(approx_kl=approx_kl, clip_share=0.1, ratio_mean=1.0, ratio_min=0.8, ratio_max=1.2),
-        critic=CriticFit(explained_variance=0.4, value_nrmse=0.7, return_corr=0.6),
-        returns=Moments(mean=1.0, std=0.5),
-        advantages=Moments(mean=0.0, std=0.4),
-        grad=UpdateGradients(norm_mean=0.45, norm_max=0.9, clip_norm=0.5, num_nonfinite=0),
+        policy_loss=-0.01,
+        value_loss=0.5,
+        entropy_loss=0.25,
+        total_loss=0.3,
+        approx_kl=approx_kl,
+        clip_fraction=0.1,
+        ratio_mean=1.0,
+        ratio_min=0.8,
+        ratio_max=1.2,
+        explained_variance=0.4,
+        value_nrmse=0.7,
+        return_corr=0.6,
+        return_mean=1.0,
+        return_std=0.5,
+        advantage_mean=0.0,
+        advantage_std=0.4,
+        gradient_stats=GradientStats(grad_norm=0.45, max_grad=0.9, min_grad=0.1, clip_norm=0.5, num_nonfinite=0),
+        head_entropies=HeadEntropies(slot=0.5, blueprint=0.5, blend=None, op=0.5),
         heads={"slot": healthy, "blueprint": healthy, "blend": idle, "op": healthy},
         lstm=LSTMHealth(h_rms=0.2, c_rms=0.5, saturated_share=0.0, dead_share=0.0, num_nonfinite=0),
         observations=ObservationHealth(outlier_share=0.0, clipped_share=0.0, drift=0.1, num_nonfinite=0),
         decision_share=0.8,
         num_rewards_clipped=0,
-        lr=3e-4,
+        learning_rate=3e-4,
         entropy_coef=0.01,
-        clip_range=0.2,
+        clip_ratio=0.2,
         target_kl=0.02,
         layers=None,
     )

@@ -213,12 +213,12 @@ def test_status_fits_a_terminal_of_80_columns_and_loses_no_figure(long_run: LogW
     for words in (
         "the process is gone and left no end marker",
         "also warning: steps too large",
-        "clip_share 0.4, limit 0.3",
+        "clip_fraction 0.4, limit 0.3",
         "1 of 20 rounds",
         "72.0 % (75.0 to 85.0), committed 78.0 %",
         "123,456,789",
         "·" * 11 + "t",
-        "ANOMALY_DETECTED round 0: entered: clip_share 0.4, limit 0.3; far beyond",
+        "ANOMALY_DETECTED round 0: entered: clip_fraction 0.4, limit 0.3; far beyond",
         "far beyond " * 9,
     ):
         assert " ".join(words.split()) in joined, words

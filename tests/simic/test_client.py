@@ -16,7 +16,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_inputs import OP
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 from tests.fakes import seeds
-from tests.simic.agent.rounds import SMALL, growth, play_round, same_bits, small_agent, small_world, weights
+from tests.simic.agent.rounds import SMALL, growth, learn, play_round, same_bits, small_agent, small_world, weights
 
 SPEC = small_world()
 
@@ -56,7 +56,7 @@ def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(chan
 
 def column(learner: SimicClient, name: str) -> torch.Tensor:
     assert learner.buffer is not None
-    return learner.buffer.obs_TND[..., SHAPE.global_columns.index(name)]
+    return learner.buffer.storage.inputs.obs_TND[..., SHAPE.global_columns.index(name)]
 
 
 def test_the_policy_sees_what_its_last_step_changed() -> None:
@@ -70,7 +70,7 @@ def test_the_policy_sees_what_its_last_step_changed() -> None:
         assert known[first:].all()
         torch.testing.assert_close(change[first:], (now[1:] - now[:-1])[first - 1 :])
         assert (change[first:] != 0.0).all()
-    ops = learner.buffer.actions_TNH[..., OP]
+    ops = learner.buffer.storage.actions_TNH[..., OP]
     seen = torch.stack([column(learner, f"last_op_{op.name.lower()}") for op in OPS], dim=-1)
     assert not seen[0].any()
     assert torch.equal(seen[1:].argmax(dim=-1), ops[:-1])
@@ -88,7 +88,7 @@ def test_a_learner_begins_every_round_without_a_memory_and_counts_its_rewards_on
         assert torch.allclose(choice.log_probs_BH, rollout.log_probs_TNH.flatten(0, 1), atol=1e-5)
         assert torch.allclose(values_B, rollout.values_TN.flatten(), atol=1e-5)
         assert not column(learner, "val_loss_delta_measured")[0].any()
-        learner.update()
+        learn(learner)
         assert learner.scale.count == (episode + 1) * 4 * SPEC.horizon
 
 
@@ -99,7 +99,7 @@ def test_every_env_episode_and_step_has_draws_of_its_own() -> None:
         learner = make_learner(SPEC, agent, growth, run_seed=0)
         play_episodes(SPEC, learner, growth, starts)
         assert learner.buffer is not None
-        return learner.buffer.actions_TNH.clone()
+        return learner.buffer.storage.actions_TNH.clone()
 
     together, later = actions(seeds(8)), actions(seeds(8, episode=1))
     assert len({tuple(env.flatten().tolist()) for env in together.unbind(dim=1)}) == 8
@@ -124,7 +124,7 @@ def test_a_reward_that_is_not_finite_ends_the_run_and_touches_nothing(amount: fl
     learner = make_learner(SPEC, agent, growth, run_seed=0)
     for episode in range(rounds_before):
         next_round(learner, growth, episode)
-        learner.update()
+        learn(learner)
     scale, policy = learner.scale.state_dict(), weights(agent)
     where = rf"env 2, episode {rounds_before}, epoch 4: expected a finite reward, got {amount} from its term 'reward'"
     with pytest.raises(NumericFailure, match=where):
@@ -150,7 +150,7 @@ def test_limited_rewards_are_counted_by_round() -> None:
     counts = []
     for episode, reward in enumerate([spike_at(3, 50.0), spike_at(3, 1.0), spike_at(5, 500.0), spike_at(5, 1.0)]):
         next_round(learner, reward, episode)
-        counts.append(learner.update()["num_rewards_clipped"])
+        counts.append(learn(learner)["num_rewards_clipped"])
     assert counts == [0, 0, 4, 0]
 
 
@@ -162,9 +162,9 @@ def test_a_lonely_spike_of_the_first_round_is_limited_and_counted() -> None:
     learner = make_learner(SPEC, agent, reward, run_seed=0)
     play_episodes(SPEC, learner, reward, seeds(16))
     # One reward in 160: it is sqrt(160) = 12.6 times the root mean square.
-    assert learner.update()["num_rewards_clipped"] == 1
+    assert learn(learner)["num_rewards_clipped"] == 1
     assert learner.buffer is not None
-    assert float(learner.buffer.rewards_TN[2, 0]) == 10.0
+    assert float(learner.buffer.storage.rewards_TN[2, 0]) == 10.0
 
 
 def test_an_agent_without_a_client_has_counted_nothing() -> None:

@@ -178,7 +178,7 @@ def nonsense_once() -> Iterator[None]:
 
     def learn_nonsense_once(self):
         if nonsense:
-            self.buffer.rewards_TN.fill_(nonsense.pop())
+            self.buffer.storage.rewards_TN.fill_(nonsense.pop())
         return learn(self)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from esper.leyline import EVENTS, HEAD_NAMES, TelemetryEventType, TelemetryLevel
+from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel
 from esper.leyline.run_payloads import PHASES
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient
@@ -61,12 +61,11 @@ def test_update_figures_are_the_trainers_own(logged):
     for event, ppo in zip(of(events, "PPO_UPDATE_COMPLETED"), trainer.updates, strict=True):
         data = event["data"]
         assert data["performed"]
-        assert data["joint"]["approx_kl"] == ppo["approx_kl"]
-        assert data["critic"]["explained_variance"] == ppo["explained_variance"]
-        assert data["losses"]["policy"] == ppo["policy_loss"]
+        assert data["approx_kl"] == ppo["approx_kl"]
+        assert data["explained_variance"] == ppo["explained_variance"]
+        assert data["policy_loss"] == ppo["policy_loss"]
         assert data["num_rewards_clipped"] == 0
-        for head in HEAD_NAMES:
-            assert data["heads"][head]["entropy_share"] == ppo["head_entropies"][head]
+        assert data["head_entropies"] == ppo["head_entropies"]
 
 
 def test_round_figures_are_the_trainers_own(logged):
@@ -237,7 +236,7 @@ def test_gradients_are_told_as_they_were_before_clipping(tmp_path):
         run_with(hub, clipped, TelemetryLevel.DEBUG, escalate_on_anomaly=False)
     for event in events_of(tmp_path, "PPO_UPDATE_COMPLETED"):
         whole = math.sqrt(sum(layer["norm"] ** 2 for layer in event["data"]["layers"]))
-        assert whole == pytest.approx(event["data"]["grad"]["norm_mean"], rel=1e-4)
+        assert whole == pytest.approx(event["data"]["gradient_stats"]["grad_norm"], rel=1e-4)
         assert whole > 0.01
 
 

@@ -16,7 +16,7 @@ from esper.evidence.manifest import CheckResult
 from esper.evidence.statistics import compare_samples
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.replay import is_run
-from esper.leyline import HEAD_NAMES, EpisodeCompleted, HeadUpdate, LoggedEvent, PPOUpdateCompleted, RunStarted
+from esper.leyline import HEAD_NAMES, EpisodeCompleted, HeadName, LoggedEvent, PPOUpdateCompleted, RunStarted
 
 UNREADABLE = "learning checks"
 
@@ -72,17 +72,18 @@ def _returns_rise(returns: Sequence[float]) -> CheckResult:
 
 def _critic_fits(updates: Updates) -> CheckResult:
     last = updates[-max(1, len(updates) // 5) :]
-    if explained := _finite(update.critic.explained_variance for update in last):
+    if explained := _finite(update.explained_variance for update in last):
         name, least = "explained variance, median of the last fifth", limits.MIN_EXPLAINED_VARIANCE
         return _at_least(name, least, statistics.median(explained), ".2f")
     # Where returns hardly vary, the share of their variance that is explained says nothing.
-    corr = _finite(update.critic.return_corr for update in last)
+    corr = _finite(update.return_corr for update in last)
     median = statistics.median(corr) if corr else None
     return _at_least("correlation of values and returns", limits.MIN_RETURN_CORR, median, ".2f")
 
 
 def _head_learns(updates: Updates, head: str) -> CheckResult:
-    usable = [row for row in _rows(updates, head) if row.num_usable > 0]
+    rows = (update.heads[head] for update in updates if head in update.heads)
+    usable = [row for row in rows if row.num_usable > 0]
     name, limit = f"gradient of head {head}", f">= {limits.MIN_GRADIENT_SHARE:.0%} of updates"
     if not usable:
         return _check(name, False, "no usable step in any update", limit)
@@ -90,18 +91,14 @@ def _head_learns(updates: Updates, head: str) -> CheckResult:
     return _check(name, share >= limits.MIN_GRADIENT_SHARE, f"{share:.0%}", limit)
 
 
-def _head_explores(updates: Updates, head: str) -> CheckResult:
-    known = _finite(row.entropy_share for row in _rows(updates[: max(1, len(updates) // 2)], head))
+def _head_explores(updates: Updates, head: HeadName) -> CheckResult:
+    known = _finite(update.head_entropies[head] for update in updates[: max(1, len(updates) // 2)])
     name = f"entropy of head {head}, lowest of the first half"
     return _at_least(name, limits.MIN_ENTROPY_SHARE, min(known, default=None), ".2f")
 
 
-def _rows(updates: Updates, head: str) -> list[HeadUpdate]:
-    return [update.heads[head] for update in updates if head in update.heads]
-
-
 def _kl_is_sound(updates: Updates) -> CheckResult:
-    kls = ((update.joint.approx_kl, limits.MAX_KL_OVER_TARGET * update.target_kl) for update in updates)
+    kls = ((update.approx_kl, limits.MAX_KL_OVER_TARGET * update.target_kl) for update in updates)
     share = sum(kl is not None and limits.MIN_KL <= kl <= most for kl, most in kls) / len(updates)
     sound = f"{limits.MIN_KL} to {limits.MAX_KL_OVER_TARGET:.0f}x target"
     limit = f">= {limits.MIN_KL_SHARE:.0%} of updates in {sound}"

@@ -24,6 +24,7 @@ from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Ledger, RewardComponentsTelemetry
 from esper.simic.training.episode_rewards import EpisodeRewards, StepReward
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
+from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.random_controllers import RandomController
@@ -181,7 +182,7 @@ def _learn(
 ) -> None:
     for number in rounds:
         play_episodes(world, learner, reward, episode_seeds(learner.run_seed, number, NUM_ENVS))
-        learner.update()
+        run_ppo_updates(learner, 0)
         after_round()
 
 

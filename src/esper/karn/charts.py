@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.karn.console import clean
 from esper.karn.history import RunHistory, SeedTimeline
-from esper.leyline import SeedStage
+from esper.leyline import HEAD_NAMES, SeedStage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,21 +132,18 @@ def policy_chart(history: RunHistory) -> str | None:
         return None
     x = [number for number, _ in history.updates]
     updates = [data for _, data in history.updates]
-    heads = dict.fromkeys(head for update in updates for head in update.heads)
     panels: dict[str, dict[str, list[float | None]]] = {
-        "KL (nats)": {"KL": [u.joint.approx_kl for u in updates], "target": [u.target_kl for u in updates]},
-        "entropy (share)": {
-            head: [u.heads[head].entropy_share if head in u.heads else None for u in updates] for head in heads
-        },
-        "losses": {"policy": [u.losses.policy for u in updates], "value": [u.losses.value for u in updates]},
+        "KL (nats)": {"KL": [u.approx_kl for u in updates], "target": [u.target_kl for u in updates]},
+        "entropy (share)": {head: [u.head_entropies[head] for u in updates] for head in HEAD_NAMES},
+        "losses": {"policy": [u.policy_loss for u in updates], "value": [u.value_loss for u in updates]},
         "critic": {
-            "value error / deviation": [u.critic.value_nrmse for u in updates],
-            "explained variance": [u.critic.explained_variance for u in updates],
+            "value error / deviation": [u.value_nrmse for u in updates],
+            "explained variance": [u.explained_variance for u in updates],
         },
-        "clipped (share)": {"clipped": [u.joint.clip_share for u in updates]},
+        "clipped (share)": {"clipped": [u.clip_fraction for u in updates]},
         "gradient norm": {
-            "largest": [u.grad.norm_max for u in updates],
-            "clipped at": [u.grad.clip_norm for u in updates],
+            "largest": [u.gradient_stats["max_grad"] for u in updates],
+            "clipped at": [u.gradient_stats["clip_norm"] for u in updates],
         },
     }
     figure = _figure(6.6)

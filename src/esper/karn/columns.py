@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 _SCALARS: dict[Any, str] = {bool: "BOOLEAN", int: "BIGINT", float: "DOUBLE", str: "VARCHAR"}
 
@@ -25,7 +25,7 @@ def sql_type(annotation: Any) -> str:
         return f"{sql_type(args[0])}[]"
     if origin is not None and issubclass(origin, Mapping):
         return f"MAP({sql_type(args[0])}, {sql_type(args[1])})"
-    if is_dataclass(annotation):
+    if is_dataclass(annotation) or is_typeddict(annotation):
         return struct_type(annotation)
     raise TypeError(f"no SQL type for {annotation}")
 
@@ -33,8 +33,7 @@ def sql_type(annotation: Any) -> str:
 def struct_type(record: Any, **instead: str) -> str:
     """The struct of a record; `instead` gives fields another type."""
     hints = get_type_hints(record)
-    names = [field.name for field in fields(record)]
-    parts = (f"{quoted(name)} {instead[name] if name in instead else sql_type(hints[name])}" for name in names)
+    parts = (f"{quoted(name)} {instead[name] if name in instead else sql_type(hints[name])}" for name in hints)
     return f"STRUCT({', '.join(parts)})"
 
 
@@ -46,18 +45,18 @@ def without_none(annotation: Any) -> Any:
 
 
 def flat_columns(payload: Any, *, without: tuple[str, ...] = (), path: str = "data", prefix: str = "") -> Iterator[str]:
-    """A select list with one column per field; a nested record gives one per field of its own, as in `joint_kl`."""
+    """A select list with one column per field; a nested record gives one per field of its own, as in `lstm_h_rms`."""
     hints = get_type_hints(payload)
     unknown = set(without) - set(hints)
     assert not unknown, f"{payload.__name__} has no {unknown}"
-    for field in fields(payload):
-        if field.name in without:
+    for name in hints:
+        if name in without:
             continue
-        inner, place = without_none(hints[field.name]), f"{path}.{quoted(field.name)}"
-        if is_dataclass(inner):
-            yield from flat_columns(inner, path=place, prefix=f"{prefix}{field.name}_")
+        inner, place = without_none(hints[name]), f"{path}.{quoted(name)}"
+        if is_dataclass(inner) or is_typeddict(inner):
+            yield from flat_columns(inner, path=place, prefix=f"{prefix}{name}_")
         else:
-            yield f"{place} AS {quoted(prefix + field.name)}"
+            yield f"{place} AS {quoted(prefix + name)}"
 
 
 def quoted(name: str) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from esper.karn.diagnosis import Diagnosis, RunCondition
 from esper.karn.view import RunView
-from esper.leyline import AnomalyDetected, GovernorStateChanged, LoggedEvent, RunEnded, Severity
+from esper.leyline import HEAD_NAMES, AnomalyDetected, GovernorStateChanged, LoggedEvent, RunEnded, Severity
 
 MAX_ENVS = 16
 SPARK_WIDTH = 24
@@ -97,10 +97,10 @@ def _figures(view: RunView, state: RunCondition) -> Iterator[tuple[str, str]]:
         yield "parameters", f"{data.params_ratio_mean:.2f} times the host's own"
     if view.last_update is not None:
         update = view.last_update.data
-        kl = f"kl {figure(update.joint.approx_kl, '.2g')} (target {update.target_kl:g})"
-        clipped, error = figure(update.joint.clip_share, ".2f"), figure(update.critic.value_nrmse, ".2f")
+        kl = f"kl {figure(update.approx_kl, '.2g')} (target {update.target_kl:g})"
+        clipped, error = figure(update.clip_fraction, ".2f"), figure(update.value_nrmse, ".2f")
         yield "policy", f"{kl}, clipped {clipped}, value error {error}, {view.num_updates} updates"
-        heads = ", ".join(f"{head} {figure(stats.entropy_share, '.2f')}" for head, stats in update.heads.items())
+        heads = ", ".join(f"{head} {figure(update.head_entropies[head], '.2f')}" for head in HEAD_NAMES)
         yield "entropy", f"{heads} (share of the maximum)"
     yield "safety", f"{view.num_rollbacks} rollbacks, {len(view.alarms)} open alarms"
     saved = view.saved

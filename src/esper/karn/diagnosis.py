@@ -110,7 +110,7 @@ ADVICE: dict[str, str] = {
     "skipped_updates": "look at the skip reason; the trainer stops by itself if it goes on",
     "kl_over_target": _SMALLER_STEPS,
     "approx_kl": "check the learning rate and whether any head has more than one legal choice",
-    "clip_share": _SMALLER_STEPS,
+    "clip_fraction": _SMALLER_STEPS,
     "ratio_max": _SMALLER_STEPS,
     "ratio_min": _SMALLER_STEPS,
     "entropy_share": "raise the entropy coefficient, or accept it if the return is still rising",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from esper.karn.columns import flat_columns, struct_type
 from esper.leyline import (
     EVENTS,
+    HEAD_NAMES,
     Check,
     ChoiceCount,
     CoalitionRow,
@@ -138,6 +139,14 @@ SELECT run, "group", max(seq) AS seq, max(wall) AS wall, count(*) AS num_episode
 FROM episodes WHERE final_accuracy_pct IS NOT NULL GROUP BY run, "group" ORDER BY run
 """
 
+_HEAD_ENTROPY = " ".join(
+    [
+        "CASE part.key",
+        *(f"WHEN '{head}' THEN data.head_entropies.{head}" for head in HEAD_NAMES),
+        "END AS entropy_share",
+    ]
+)
+
 VIEWS: dict[str, str] = {
     "events": f"""
 SELECT run, "group", seq, wall, mono, attempt, type, severity, round, env, episode, epoch, data
@@ -182,7 +191,7 @@ FROM ({_decoded(struct_type(LoggedEvent, data="JSON"))})) ORDER BY run, seq
         "part.key AS slot_id, part.value AS contribution_pp, data.shapley_pp[part.key] AS shapley_pp",
     ),
     "ppo_updates": _each_event(_T.PPO_UPDATE_COMPLETED, "heads", "layers", also=SEVERITY),
-    "ppo_heads": _each_key(_T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate),
+    "ppo_heads": _each_key(_T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate, _HEAD_ENTROPY),
     "choices": _each_key(_T.CHOICE_STATS, "choices", "choice", ChoiceCount, *_payload(_T.CHOICE_STATS, "choices")),
     "anomalies": _each_event(_T.ANOMALY_DETECTED, "debug", also=SEVERITY),
     "safety": _SAFETY,

@@ -2,7 +2,8 @@
 
 # fmt: off
 from esper.leyline.actions import (
-    BLENDS, CURVES, HEAD_NAMES, HEADS, OPERATORS, OPS, SAMPLING_ORDER, BlendSpec, LifecycleOp, get_blend, heads_used_by
+    BLENDS, CURVES, HEAD_NAMES, HEADS, OPERATORS, OPS, SAMPLING_ORDER, BlendSpec, HeadName, LifecycleOp, get_blend,
+    heads_used_by
 )
 from esper.leyline.catalogue import (
     EVENTS, SCHEMA_VERSION, TIMING_SUFFIXES, EventSpec, LoggedEvent, Scope, TelemetryLevel, check_event, fill_ids,
@@ -26,8 +27,8 @@ from esper.leyline.gates import (
 from esper.leyline.optim import FINAL_LR_FACTOR, SCHEDULES, OptimSpec, lr_factor
 from esper.leyline.pointer import join_path, split_path
 from esper.leyline.policy_payloads import (
-    AnomalyDebug, AnomalyDetected, CriticFit, HeadUpdate, JointRatios, LayerGradientStats, LayerHealth, LSTMHealth,
-    Moments, NumericalStability, ObservationHealth, PolicyLosses, PPOUpdateCompleted, UpdateGradients
+    AnomalyDebug, AnomalyDetected, GradientStats, GradState, HeadEntropies, HeadUpdate, LayerGradientStats, LayerHealth,
+    LSTMHealth, NumericalStability, ObservationHealth, PPOUpdateCompleted
 )
 from esper.leyline.protocols import EventSink, PolicyProtocol, RewardProtocol, Worker
 from esper.leyline.record import record

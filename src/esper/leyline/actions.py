@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from enum import IntEnum
 from functools import cache
+from typing import Literal
 
 from esper.leyline.record import record
 
@@ -23,11 +24,14 @@ class LifecycleOp(IntEnum):
 OPS: tuple[LifecycleOp, ...] = tuple(LifecycleOp)
 
 
+HeadName = Literal["slot", "blueprint", "blend", "op"]
+
+
 @record
 class Head:
     """One part of a factored action."""
 
-    name: str
+    name: HeadName
     ops: frozenset[LifecycleOp]
     """Ops for which the choice matters. The op head matters always."""
     sampling_position: int
@@ -42,7 +46,7 @@ HEADS: tuple[Head, ...] = (
     Head(name="blend", ops=_GERMINATE, sampling_position=3),
     Head(name="op", ops=frozenset(OPS), sampling_position=0),
 )
-HEAD_NAMES: tuple[str, ...] = tuple(head.name for head in HEADS)
+HEAD_NAMES: tuple[HeadName, ...] = tuple(head.name for head in HEADS)
 SAMPLING_ORDER: tuple[str, ...] = tuple(h.name for h in sorted(HEADS, key=lambda head: head.sampling_position))
 
 

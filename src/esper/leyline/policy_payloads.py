@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypedDict
 
 from esper.leyline.record import record
 
@@ -46,97 +46,59 @@ class LayerHealth:
     """The first by these: not finite, exploding, largest norm."""
 
 
-@record
-class PolicyLosses:
-    """Means over the minibatches of an update."""
+class GradientStats(TypedDict):
+    """Norms of the gradient over all parameters before clipping, in the minibatches stepped on; None without any."""
 
-    policy: float | None
-    """Clipped surrogate, all heads that had a choice weighing the same."""
-    value: float | None
-    """Mean squared error of the critic, in units of the normalised returns."""
-    entropy: float | None
-    """How far the policy is from its prior, 0 at the prior; what the entropy coefficient presses on."""
-    total: float | None
-    """What was minimised: the sum, value and entropy times their coefficients."""
-
-
-@record
-class JointRatios:
-    """How far the policy moved, over the joint action."""
-
-    approx_kl: float | None
-    """In nats, from the policy that played the round (estimator r - 1 - ln r), in the last minibatch looked at."""
-    clip_share: float | None
-    """Share of decisions whose ratio left 1 ± `clip_range`, over all minibatches looked at."""
-    ratio_mean: float | None
-    """Probability of an action now over that when it was taken, over the same decisions."""
-    ratio_min: float | None
-    """The smallest of them."""
-    ratio_max: float | None
-    """The largest of them."""
-
-
-@record
-class CriticFit:
-    """How well the values match the returns."""
-
-    explained_variance: float | None
-    """1 - Var(returns - values) / Var(returns). None where the returns hardly vary."""
-    value_nrmse: float | None
-    """Root mean square error of the values over the deviation of the returns, taken as 0.1 at least: 1 is no better
-    than the mean."""
-    return_corr: float | None
-    """Pearson correlation of values and returns; None if one of them is constant."""
-
-
-@record
-class Moments:
-    """Mean and standard deviation."""
-
-    mean: float | None
-    std: float | None
-
-
-@record
-class UpdateGradients:
-    """Gradients over all parameters, before clipping."""
-
-    norm_mean: float | None
-    """Over the minibatches that were stepped on."""
-    norm_max: float | None
-    """The largest of them."""
+    grad_norm: float | None
+    """Mean of the norms."""
+    max_grad: float | None
+    """The largest norm."""
+    min_grad: float | None
+    """The smallest norm."""
     clip_norm: float
     """The norm that gradients are clipped to."""
     num_nonfinite: int
     """Minibatches without a step because a loss or gradient was not finite."""
 
 
+class HeadEntropies(TypedDict):
+    """Entropy of each head as a share of its maximum, ln(legal choices): 1 undecided, 0 collapsed.
+
+    Mean over the steps on which the head had a choice; None without any.
+    """
+
+    slot: float | None
+    blueprint: float | None
+    blend: float | None
+    op: float | None
+
+
+GradState = Literal["ok", "no_usable_steps", "missing", "nonfinite", "skipped"]
+
+
 @record
 class HeadUpdate:
-    """How one head fared in an update."""
+    """One head in an update. None: no usable step, so nothing was measured."""
 
-    entropy_share: float | None
-    """Mean over its usable decisions of the entropy as a share of ln(legal choices): 1 undecided, 0 collapsed; None
-    without any."""
     kl: float | None
-    """In nats, over the same decisions and all passes."""
-    clip_share: float | None
-    """Share of them whose own ratio left 1 ± `clip_range`."""
+    """In nats, over its usable decisions and all passes."""
+    clip_fraction: float | None
+    """Share of them whose own ratio left 1 ± `clip_ratio`."""
     grad_norm: float | None
     """Of the head's own parameters, mean over the steps; None if no gradient reached them."""
     num_usable: int
     """Steps on which the head mattered and had more than one legal choice."""
-    grad_state: Literal["ok", "no_usable_steps", "missing", "nonfinite", "skipped"]
+    grad_state: GradState
     """no_usable_steps: nothing to learn from; missing: usable steps but no gradient, a defect; skipped: no step was
     taken at all."""
 
 
 @record
 class LSTMHealth:
-    """The policy's memory during an update."""
+    """The policy's LSTM in the last forward pass of an update."""
 
     h_rms: float
-    """Root mean square of its outputs in the last forward pass."""
+    """Root mean square of its outputs."""
     c_rms: float
     """Of its cells at the end of the sequences."""
     saturated_share: float
@@ -149,58 +111,87 @@ class LSTMHealth:
 
 @record
 class ObservationHealth:
-    """Observations of a round under the statistics that were in force."""
+    """Observations of a rollout under the normalisation statistics that were in force."""
 
     outlier_share: float
     """Share of normalised values beyond 5 deviations."""
     clipped_share: float
     """Share of those beyond 10, where the policy sees the limit instead."""
     drift: float
-    """Mean distance of the round's means from the statistics, in their deviations."""
+    """Mean distance of the rollout's means from the statistics, in their deviations."""
     num_nonfinite: int
     """Values that are no numbers."""
 
 
 @record
 class PPOUpdateCompleted:
-    """Is the policy learning or broken? Also told of updates that were skipped."""
+    """Is the policy learning or broken? Also sent for updates that were skipped.
+
+    The fields are those of `PPOUpdateMetrics`, which the update fills, and `layers`.
+    """
 
     performed: bool
     """True if at least one step was taken."""
     skip_reason: str | None
     """Why there was none; None if there was."""
     num_optimizer_steps: int
-    num_env_steps: int
-    """Env steps that were learned from."""
     kl_stopped: bool
     """True if the passes ended early because `approx_kl` passed `target_kl`: the policy had moved far enough."""
-    losses: PolicyLosses
-    joint: JointRatios
-    """Over whole actions, on steps where anything was decided."""
-    critic: CriticFit
-    returns: Moments
-    """Discounted returns that the critic is to forecast, in scaled reward units."""
-    advantages: Moments
-    """Of steps where anything was decided, before they are normalised."""
-    grad: UpdateGradients
-    heads: Mapping[str, HeadUpdate]
-    """By head: op, slot, blueprint, blend."""
-    lstm: LSTMHealth | None
-    """None for a skipped update."""
-    observations: ObservationHealth | None
-    """None for a skipped update."""
+    policy_loss: float | None
+    """Clipped surrogate, all heads that had a choice weighing the same. Losses are means over the minibatches."""
+    value_loss: float | None
+    """Mean squared error of the critic, in units of the normalised returns."""
+    entropy_loss: float | None
+    """KL penalty to the prior (for heads without one: 1 - entropy share); what `entropy_coef` weighs."""
+    total_loss: float | None
+    """What was minimised: the sum, value and entropy times their coefficients."""
+    approx_kl: float | None
+    """In nats, of the joint action from the rollout's policy (estimator r - 1 - ln r), in the last minibatch."""
+    clip_fraction: float | None
+    """Share of decisions whose joint ratio left 1 ± `clip_ratio`, over all minibatches."""
+    ratio_mean: float | None
+    """Probability of a joint action now over that when it was taken, over the same decisions."""
+    ratio_min: float | None
+    """The smallest of them."""
+    ratio_max: float | None
+    """The largest of them."""
+    explained_variance: float | None
+    """1 - Var(returns - values) / Var(returns). None where the returns hardly vary."""
+    value_nrmse: float | None
+    """Root mean square error of the values over the deviation of the returns, taken as 0.1 at least: 1 is no better
+    than the mean."""
+    return_corr: float | None
+    """Pearson correlation of values and returns; None if one of them is constant."""
+    return_mean: float | None
+    """Discounted returns that the critic is to predict, in scaled reward units."""
+    return_std: float | None
+    """Their standard deviation."""
+    advantage_mean: float | None
+    """Of steps where anything was decided, before normalisation."""
+    advantage_std: float | None
+    """Their standard deviation."""
     decision_share: float | None
     """Share of steps with more than one legal joint choice; on the others there is nothing to learn for the policy."""
     num_rewards_clipped: int | None
     """Rewards that met the limit of ten times their usual size; a healthy run has none. None: not counted."""
-    lr: float
+    gradient_stats: GradientStats
+    head_entropies: HeadEntropies
+    heads: Mapping[str, HeadUpdate]
+    """By head: slot, blueprint, blend, op."""
+    lstm: LSTMHealth | None
+    """None for a skipped update."""
+    observations: ObservationHealth | None
+    """None for a skipped update."""
+    learning_rate: float
     """The policy's learning rate in this update."""
     entropy_coef: float
     """Weight of the entropy term in this update."""
-    clip_range: float
+    clip_ratio: float
     """A ratio earns nothing beyond 1 ± this."""
     target_kl: float
     """The joint KL at which the passes stop."""
+    env_steps: int
+    """Valid env steps of the rollout that was learned from."""
     layers: tuple[LayerGradientStats, ...] | None
     """The policy's gradients, tensor by tensor, at level DEBUG."""
 
@@ -231,12 +222,12 @@ class AnomalyDebug:
     ratios: tuple[float, ...] | None
     """Up to 100 probability ratios out of range; None if the update looked at none."""
     num_ratios_out_of_range: int | None
-    """All of them, also those beyond the 100 that are told."""
+    """All of them, also those beyond the 100 that are listed."""
 
 
 @record
 class AnomalyDetected:
-    """An alarm was entered, got worse or cleared. Told on change only, so it cannot flood."""
+    """An alarm was entered, got worse or cleared. Sent on change only, so it cannot flood."""
 
     kind: str
     """The metric of a row of the table of limits (THRESHOLDS)."""

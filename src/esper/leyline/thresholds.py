@@ -175,7 +175,7 @@ _ROWS: tuple[Threshold, ...] = (
         "steps too large: the KL stop should end an update near 1.5 times its target",
     ),
     _row("approx_kl", "nats", _POSITIVE, "below", (1e-7, None), "the policy does not move", runs=3),
-    _row("clip_share", _SHARE, _UNIT, "above", (0.3, 0.5), "steps too large"),
+    _row("clip_fraction", _SHARE, _UNIT, "above", (0.3, 0.5), "steps too large"),
     _row(
         "ratio_max",
         _X,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from operator import attrgetter
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
@@ -89,6 +89,13 @@ def _finder_of_hint(hint: Any) -> Finder | None:
         return _find_in_number
     if isinstance(hint, type) and is_dataclass(hint):
         return _finder_of_record(hint)
+    if is_typeddict(hint):
+        # Its values are numbers or None.
+        return _over(
+            _find_in_number,
+            lambda values: ((key, value) for key, value in values.items() if value is not None),
+            lambda values: values.values(),
+        )
     origin, arguments = get_origin(hint), [a for a in get_args(hint) if a not in (type(None), Ellipsis)]
     if origin in (Union, UnionType):
         assert len(arguments) == 1, f"{hint}: a payload field has one type, or one type and None"

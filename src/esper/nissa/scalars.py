@@ -1,4 +1,4 @@
-"""The numbers that exporters show: one pure function from an event to names and values, and a collector per round.
+"""The numbers that exporters show: a table from fields of events to their names, and a collector per round.
 
 Names follow Stable-Baselines3 (`rollout/`, `time/`, `train/`) and CleanRL (`charts/`, `losses/`), so that Esper's
 curves lie beside theirs; the rest is under `host/`, `growth/`, `heads/`, `critic/`, `memory/`, `safety/` and `perf/`.
@@ -7,8 +7,9 @@ The x axis is the total number of env steps everywhere. What was not measured is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from esper.leyline import (
     BatchSummary,
@@ -20,114 +21,92 @@ from esper.leyline import (
     record,
 )
 
+NAMES: dict[type, dict[str, tuple[str, ...]]] = {
+    BatchSummary: {
+        "num_env_steps_total": ("time/total_timesteps",),
+        "accuracy_mean_pct": ("host/accuracy_mean_pct",),
+        "accuracy_best_pct": ("host/accuracy_best_pct",),
+        "accuracy_worst_pct": ("host/accuracy_worst_pct",),
+        "rolling_accuracy_pct": ("host/rolling_accuracy_pct",),
+        "committed_accuracy_pct": ("host/committed_accuracy_pct",),
+        "params_ratio_mean": ("growth/params_ratio_mean",),
+        "num_ops.GERMINATE": ("growth/num_germinated",),
+        "num_ops.FOSSILIZE": ("growth/num_fossilized",),
+        "num_ops.PRUNE": ("growth/num_pruned",),
+        "num_rollbacks": ("safety/num_rollbacks",),
+        "duration_s": ("perf/round_s",),
+    },
+    EpisodeCompleted: {
+        "components_sum.*": ("rollout/reward_{key}",),
+        "return_raw": ("rollout/ep_rew_mean", "charts/episodic_return"),
+        "num_epochs": ("rollout/ep_len_mean", "charts/episodic_length"),
+        "num_alive": ("growth/num_alive",),
+        "num_contributing_fossils": ("growth/num_contributing_fossils",),
+    },
+    PPOUpdateCompleted: {
+        "approx_kl": ("train/approx_kl", "losses/approx_kl"),
+        "clip_fraction": ("train/clip_fraction", "losses/clipfrac"),
+        "clip_ratio": ("train/clip_range",),
+        "entropy_loss": ("train/entropy_loss",),
+        "explained_variance": ("train/explained_variance", "losses/explained_variance"),
+        "learning_rate": ("train/learning_rate", "charts/learning_rate"),
+        "total_loss": ("train/loss",),
+        "policy_loss": ("train/policy_gradient_loss", "losses/policy_loss"),
+        "value_loss": ("train/value_loss", "losses/value_loss"),
+        "value_nrmse": ("critic/value_nrmse",),
+        "return_corr": ("critic/return_corr",),
+        "decision_share": ("rollout/decision_share",),
+        "num_rewards_clipped": ("rollout/num_rewards_clipped",),
+        "gradient_stats.grad_norm": ("train/grad_norm",),
+        "gradient_stats.num_nonfinite": ("safety/num_nonfinite",),
+        "lstm.h_rms": ("memory/h_rms",),
+        "lstm.c_rms": ("memory/c_rms",),
+        "lstm.saturated_share": ("memory/saturated_share",),
+        "head_entropies.*": ("heads/{key}/entropy_share",),
+        "heads.*.kl": ("heads/{key}/kl",),
+        "heads.*.clip_fraction": ("heads/{key}/clip_fraction",),
+        "heads.*.grad_norm": ("heads/{key}/grad_norm",),
+    },
+    ProfileMeasured: {
+        "phases.*.wall_ms": ("perf/{key}_ms",),
+        "env_steps_per_s": ("time/fps", "charts/SPS"),
+        "host_samples_per_s": ("perf/host_samples_per_s",),
+        "rss_bytes": ("perf/rss_bytes",),
+        "wait_share": ("perf/wait_share",),
+        "telemetry_cpu_ms": ("perf/telemetry_cpu_ms",),
+    },
+    TrendDetected: {"delta_pp": ("host/rolling_change_pp",)},
+}
+"""Payload -> path of a field -> its names in exporters. `*` takes every key of a mapping, `{key}` in the names."""
+
 
 def scalars(line: LoggedEvent) -> dict[str, float]:
     """The numbers of one event by name; empty for events without curves."""
-    match line.data:
-        case BatchSummary():
-            found = _of_round(line.data) | {"time/time_elapsed": line.mono, "time/iterations": _count(line)}
-        case EpisodeCompleted():
-            found = _of_episode(line.data)
-        case PPOUpdateCompleted():
-            found = _of_update(line.data) | {"train/n_updates": _count(line)}
-        case ProfileMeasured():
-            found = _of_profile(line.data)
-        case TrendDetected():
-            found = {"host/rolling_change_pp": line.data.delta_pp}
-        case _:
-            return {}
+    found: dict[str, float | None] = {
+        name.format(key=key): value
+        for path, names in NAMES.get(type(line.data), {}).items()
+        for key, value in _values(line.data, path.split("."))
+        for name in names
+    }
+    num_rounds = None if line.round is None else line.round + 1
+    if isinstance(line.data, BatchSummary):
+        found |= {"time/time_elapsed": line.mono, "time/iterations": num_rounds}
+    if isinstance(line.data, PPOUpdateCompleted):
+        entropies = [value for _, value in _values(line.data, ["head_entropies", "*"]) if value is not None]
+        found |= {"train/n_updates": num_rounds, "losses/entropy": fmean(entropies) if entropies else None}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-Found = dict[str, float | None]
-
-
-def _count(line: LoggedEvent) -> int | None:
-    """Rounds up to and with that of a line."""
-    return None if line.round is None else line.round + 1
-
-
-def _of_round(data: BatchSummary) -> Found:
-    return {
-        "time/total_timesteps": data.num_env_steps_total,
-        "host/accuracy_mean_pct": data.accuracy_mean_pct,
-        "host/accuracy_best_pct": data.accuracy_best_pct,
-        "host/accuracy_worst_pct": data.accuracy_worst_pct,
-        "host/rolling_accuracy_pct": data.rolling_accuracy_pct,
-        "host/committed_accuracy_pct": data.committed_accuracy_pct,
-        "growth/params_ratio_mean": data.params_ratio_mean,
-        "growth/num_germinated": data.num_ops.get("GERMINATE"),
-        "growth/num_fossilized": data.num_ops.get("FOSSILIZE"),
-        "growth/num_pruned": data.num_ops.get("PRUNE"),
-        "safety/num_rollbacks": data.num_rollbacks,
-        "perf/round_s": data.duration_s,
-    }
-
-
-def _of_episode(data: EpisodeCompleted) -> Found:
-    terms: Found = {f"rollout/reward_{term}": amount for term, amount in data.components_sum.items()}
-    return terms | {
-        "rollout/ep_rew_mean": data.return_raw,
-        "rollout/ep_len_mean": data.num_epochs,
-        "charts/episodic_return": data.return_raw,
-        "charts/episodic_length": data.num_epochs,
-        "growth/num_alive": data.num_alive,
-        "growth/num_contributing_fossils": data.num_contributing_fossils,
-    }
-
-
-def _of_update(data: PPOUpdateCompleted) -> Found:
-    entropies = [head.entropy_share for head in data.heads.values() if head.entropy_share is not None]
-    found: Found = {
-        "train/approx_kl": data.joint.approx_kl,
-        "train/clip_fraction": data.joint.clip_share,
-        "train/clip_range": data.clip_range,
-        "train/entropy_loss": data.losses.entropy,
-        "train/explained_variance": data.critic.explained_variance,
-        "train/learning_rate": data.lr,
-        "train/loss": data.losses.total,
-        "train/policy_gradient_loss": data.losses.policy,
-        "train/value_loss": data.losses.value,
-        "train/grad_norm": data.grad.norm_mean,
-        "charts/learning_rate": data.lr,
-        "losses/value_loss": data.losses.value,
-        "losses/policy_loss": data.losses.policy,
-        "losses/entropy": fmean(entropies) if entropies else None,
-        "losses/approx_kl": data.joint.approx_kl,
-        "losses/clipfrac": data.joint.clip_share,
-        "losses/explained_variance": data.critic.explained_variance,
-        "critic/value_nrmse": data.critic.value_nrmse,
-        "critic/return_corr": data.critic.return_corr,
-        "rollout/decision_share": data.decision_share,
-        "rollout/num_rewards_clipped": data.num_rewards_clipped,
-        "safety/num_nonfinite": data.grad.num_nonfinite,
-    }
-    if data.lstm is not None:
-        found |= {
-            "memory/h_rms": data.lstm.h_rms,
-            "memory/c_rms": data.lstm.c_rms,
-            "memory/saturated_share": data.lstm.saturated_share,
-        }
-    for name, head in data.heads.items():
-        found |= {
-            f"heads/{name}/entropy_share": head.entropy_share,
-            f"heads/{name}/kl": head.kl,
-            f"heads/{name}/clip_share": head.clip_share,
-            f"heads/{name}/grad_norm": head.grad_norm,
-        }
-    return found
-
-
-def _of_profile(data: ProfileMeasured) -> Found:
-    phases: Found = {f"perf/{phase}_ms": time.wall_ms for phase, time in data.phases.items()}
-    return phases | {
-        "time/fps": data.env_steps_per_s,
-        "charts/SPS": data.env_steps_per_s,
-        "perf/host_samples_per_s": data.host_samples_per_s,
-        "perf/rss_bytes": data.rss_bytes,
-        "perf/wait_share": data.wait_share,
-        "perf/telemetry_cpu_ms": data.telemetry_cpu_ms,
-    }
+def _values(part: Any, path: Sequence[str], key: str = "") -> Iterator[tuple[str, float | None]]:
+    """The numbers at the end of a path, each with the key that `*` stands for there."""
+    if part is None or not path:
+        yield key, part
+    elif path[0] == "*":
+        for name, entry in part.items():
+            yield from _values(entry, path[1:], name)
+    else:
+        step = part.get(path[0]) if isinstance(part, Mapping) else getattr(part, path[0])
+        yield from _values(step, path[1:], key)
 
 
 @record

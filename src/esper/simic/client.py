@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 import torch
 
@@ -25,9 +25,10 @@ from esper.leyline import (
     PolicyProtocol,
     derive_seed,
 )
+from esper.simic.agent.advantages import Rollout
 from esper.simic.agent.ppo import Decision, PPOAgent
-from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import Observation, make_cards, make_observation
+from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.tamiyo_inputs import Observation, TamiyoInputs, make_cards, make_observation, one_step
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
@@ -215,7 +216,7 @@ class SimicClient(FrozenPolicy):
         self._bootstrap_lost(before, after)
         rewards = price_step(self, before, after)
         stored = [None if reward is None else self._in_units(reward) for reward in rewards]
-        self.buffer.write(self._batch(after, stored))
+        self.buffer.write(self._step(after, stored))
         for paid, reward in zip(self._paid, rewards, strict=True):
             paid += [] if reward is None else [reward]
         self.last_step = StepFacts(
@@ -231,20 +232,20 @@ class SimicClient(FrozenPolicy):
     def _in_units(self, reward: float) -> float:
         return self.scale.normalize_only(reward) if self.scale.count else reward
 
-    def _batch(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> StepBatch:
+    def _step(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> Rollout[TamiyoInputs]:
         assert self._decision is not None
-        num_envs = len(scaled)
-        return StepBatch(
-            observation=self._observation,
-            actions_NH=self._decision.actions_NH,
-            log_probs_NH=self._decision.log_probs_NH,
-            usable_NH=self._decision.usable_NH,
-            values_N=self._decision.values_N,
-            rewards_N=torch.tensor([0.0 if reward is None else reward for reward in scaled]),
-            terminated_N=torch.tensor([report.terminal for report in after.reports]),
-            truncated_N=torch.zeros(num_envs, dtype=torch.bool),
-            valid_N=torch.tensor([reward is not None for reward in scaled]),
-            bootstraps_N=torch.zeros(num_envs),
+        num_envs = len(after.reports)
+        return Rollout(
+            inputs=one_step(self._observation, self._cards, None),
+            actions_TNH=self._decision.actions_NH[None],
+            log_probs_TNH=self._decision.log_probs_NH[None],
+            usable_TNH=self._decision.usable_NH[None],
+            values_TN=self._decision.values_N[None],
+            rewards_TN=torch.tensor([[0.0 if reward is None else reward for reward in scaled]]),
+            terminated_TN=torch.tensor([[report.terminal for report in after.reports]]),
+            truncated_TN=torch.zeros(1, num_envs, dtype=torch.bool),
+            valid_TN=torch.tensor([[reward is not None for reward in scaled]]),
+            bootstraps_TN=torch.zeros(1, num_envs),
         )
 
     def _bootstrap_lost(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
@@ -256,19 +257,22 @@ class SimicClient(FrozenPolicy):
                 self.buffer.truncate(env, float(self._decision.values_N[env]))
 
     def update(self) -> PPOUpdateMetrics:
-        """Learns from the round; only then may the reward scale move, except that the first round has none yet."""
+        """One update on the rollout. Several may follow each other; `end_round` comes after the last."""
         assert self.buffer is not None
-        paid = [reward for env in self._paid for reward in env]
-        if self.scale.count:
-            metrics = self.agent.update(self.buffer)
-            self.scale.update(paid)
-        else:
+        if not self.scale.count:
             # Learned in other units than all later ones, the first round would leave the critic with a wrong scale.
-            self.scale.update(paid)
-            self.scale.normalize_(self.buffer.rewards_TN)
-            metrics = self.agent.update(self.buffer)
+            rewards_TN = self.buffer.storage.rewards_TN
+            rewards_TN.copy_(self.scale.update_and_normalize(rewards_TN, chain(*self._paid)))
+            self._paid = []
+        metrics = self.agent.update(self.buffer)
         metrics["num_rewards_clipped"] = self.scale.num_clipped - self._num_clipped_before
         return metrics
+
+    def end_round(self) -> None:
+        """Only now may the statistics of observations and rewards move, except that the first round has no scale."""
+        assert self.buffer is not None
+        self.agent.end_round(self.buffer)
+        self.scale.update(chain(*self._paid))
 
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
@@ -319,6 +323,9 @@ class FixedClient:
 
     def update(self) -> None:
         """Nothing to learn."""
+
+    def end_round(self) -> None:
+        """Nothing to refresh."""
 
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""

@@ -13,7 +13,9 @@ from esper.leyline import ActionOutcome, EpochReport
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import SimicClient, network_shape
+from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo.simulation import SimulationSpec
 from tests.fakes import seeds, world
 
@@ -32,7 +34,7 @@ def small_agent(spec: SimulationSpec, run_seed: int = 0, **changes: object) -> P
 def play_round(
     agent: PPOAgent, spec: SimulationSpec, *, envs: int = 4, episode: int = 0, reward: Reward = growth
 ) -> SimicClient:
-    """Lives one round; what happened is in the learner's buffer, nothing was learned yet."""
+    """Plays one round; what happened is in the learner's buffer, nothing was learned yet."""
     learner = make_learner(spec, agent, reward, run_seed=agent.run_seed)
     play_episodes(spec, learner, reward, seeds(envs, episode, agent.run_seed))
     return learner
@@ -42,6 +44,20 @@ def lived_buffer(agent: PPOAgent, spec: SimulationSpec, **round_: int) -> Tamiyo
     buffer = play_round(agent, spec, **round_).buffer  # type: ignore[arg-type]
     assert buffer is not None
     return buffer
+
+
+def learn(learner: SimicClient) -> PPOUpdateMetrics:
+    """The one update of a round that was played."""
+    metrics, _ = run_ppo_updates(learner, 0)
+    assert metrics is not None
+    return metrics
+
+
+def learn_from(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> PPOUpdateMetrics:
+    """The same without a client."""
+    metrics = agent.update(buffer)
+    agent.end_round(buffer)
+    return metrics
 
 
 def weights(agent: PPOAgent) -> dict[str, Tensor]:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.simic.agent.advantages import Advantages, compute_advantages
-from esper.simic.agent.experience import price
+from esper.simic.agent.advantages import compute_advantages, with_gae
 from tests.simic.agent.rounds import play_round, small_agent, small_world
 
 GAMMA, LAM = 0.9, 0.8
@@ -34,7 +33,7 @@ class Rows:
     def _where(self, wanted: str) -> Tensor:
         return torch.tensor([[kind in wanted for kind in env] for env in self.kinds]).T
 
-    def compute(self, rewards: Tensor | None = None) -> Advantages:
+    def compute(self, rewards: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return compute_advantages(
             rewards_TN=self.rewards if rewards is None else rewards,
             values_TN=self.values,
@@ -82,13 +81,13 @@ rows_st = st.integers(1, 9).flatmap(
 
 @given(rows_st)
 def test_every_row_gets_the_discounted_errors_of_its_own_episode(rows: Rows) -> None:
-    estimate = rows.compute()
+    advantages_TN, returns_TN = rows.compute()
     for env, kinds in enumerate(rows.kinds):
         for step, kind in enumerate(kinds):
             expected = 0.0 if kind == "x" else rows.by_hand(step, env)
-            assert float(estimate.advantages_TN[step, env]) == pytest.approx(expected, abs=1e-4)
+            assert float(advantages_TN[step, env]) == pytest.approx(expected, abs=1e-4)
             target = 0.0 if kind == "x" else expected + float(rows.values[step, env])
-            assert float(estimate.returns_TN[step, env]) == pytest.approx(target, abs=1e-4)
+            assert float(returns_TN[step, env]) == pytest.approx(target, abs=1e-4)
 
 
 @given(rows_st, st.data())
@@ -97,7 +96,7 @@ def test_a_reward_never_reaches_another_env_or_episode(rows: Rows, data: st.Data
     step = data.draw(st.integers(0, len(rows.kinds[env]) - 1))
     paid = rows.rewards.clone()
     paid[step, env] += 100.0
-    changed = rows.compute(paid).advantages_TN != rows.compute().advantages_TN
+    changed = rows.compute(paid)[0] != rows.compute()[0]
     expected = torch.zeros_like(changed)
     row = step
     while rows.kinds[env][step] != "x" and row >= 0 and (row == step or rows.kinds[env][row] == "."):
@@ -128,7 +127,7 @@ def test_a_rollback_is_charged_to_the_step_that_caused_it() -> None:
     assert rollout.valid_TN[: crash + 1].all()
     assert not rollout.valid_TN[crash + 1 :].any()
     rollout.values_TN.zero_()
-    only_that_step = price(rollout, gamma=GAMMA, lam=0.0, std_floor=1.0)
+    only_that_step = with_gae(rollout, gamma=GAMMA, lam=0.0, std_floor=1.0)
     assert torch.equal(only_that_step.raw_advantages_TN, expected)
     assert not only_that_step.usable_TNH[crash + 1 :].any()
 
@@ -140,7 +139,7 @@ def test_each_head_is_centred_and_shrunk_but_never_magnified_beyond_the_floor(si
         small_agent(spec), spec, reward=lambda before, outcome, after: size * (outcome.op + 10.0 * after.num_live)
     )
     assert learner.buffer is not None
-    experience = price(learner.buffer.rollout(), gamma=GAMMA, lam=0.9, std_floor=std_floor)
+    experience = with_gae(learner.buffer.rollout(), gamma=GAMMA, lam=0.9, std_floor=std_floor)
     for head in range(len(HEAD_NAMES)):
         usable_TN = experience.usable_TNH[..., head]
         raw, scaled = experience.raw_advantages_TN[usable_TN], experience.advantages_TNH[..., head][usable_TN]

@@ -12,16 +12,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.simic.agent.advantages import Experience, Rollout
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.experience import Experience
-from esper.simic.agent.gym_network import FlatMasks
-from esper.simic.agent.losses import Losses, UpdateSettings, _head_weights, compute_losses
+from esper.simic.agent.gym import FlatMasks
 from esper.simic.agent.policy import ForwardPass
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.ppo_update import run_epochs
+from esper.simic.agent.ppo_update import Losses, UpdateSettings, _head_weights, compute_losses, run_epochs
 from esper.simic.agent.sampling import Exploration
 from esper.simic.agent.tamiyo_inputs import OP
-from tests.simic.agent.rounds import lived_buffer, play_round, small_agent, small_world
+from tests.simic.agent.rounds import learn_from, lived_buffer, play_round, small_agent, small_world
 
 # ---- a policy that is a table: one step of two envs, two heads of two choices
 
@@ -58,8 +57,8 @@ class Table(nn.Module):
             state=(memory_1NW, memory_1NW),
         )
 
-    def head_parameters(self) -> tuple[list[nn.Parameter], ...]:
-        return [], []
+    def head_parameters(self) -> dict[str, list[nn.Parameter]]:
+        return {"first": [], "second": []}
 
 
 # Every choice was the first one. The second head had none in the first env.
@@ -69,28 +68,38 @@ USABLE = [[True, True], [False, True]]
 ADVANTAGES = [[2.0, -1.0], [9.0, -2.0]]
 VALUES, RETURNS = [0.5, -1.0], [3.0, 5.0]
 PRIOR = (log(0.8), log(0.2))
-SETTINGS = UpdateSettings(
-    epochs=1,
-    minibatches=1,
-    clip_ratio=0.2,
-    target_kl=1e9,
-    entropy_coef=0.1,
-    value_coef=0.5,
-    max_grad_norm=1e9,
-    exploration=Exploration(epsilons=(0.0, 0.0), priors=(PRIOR, None)),
-)
+
+
+def settings(learning_rate: float = 0.1, entropy_coef: float = 0.1, **changes: float) -> UpdateSettings:
+    usual = PPOConfig(ppo_epochs=1, minibatches=1, clip_ratio=0.2, target_kl=1e9, value_coef=0.5, max_grad_norm=1e9)
+    return UpdateSettings(
+        config=replace(usual, **changes),  # type: ignore[arg-type]
+        learning_rate=learning_rate,
+        entropy_coef=entropy_coef,
+        exploration=Exploration(epsilons=(0.0, 0.0), priors=(PRIOR, None)),
+    )
 
 
 def two_rows() -> tuple[Table, Experience[Envs]]:
     def by_env(values: Any) -> Tensor:
         return torch.tensor(values).T[None]
 
-    experience = Experience(
+    yes_TN = torch.ones(1, 2, dtype=torch.bool)
+    rollout = Rollout(
         inputs=Envs(torch.arange(2)),
         actions_TNH=torch.zeros(1, 2, 2, dtype=torch.long),
         log_probs_TNH=by_env(THEN).log(),
         usable_TNH=by_env(USABLE),
-        valid_TN=torch.ones(1, 2, dtype=torch.bool),
+        values_TN=torch.tensor([VALUES]),
+        rewards_TN=torch.tensor([RETURNS]),
+        terminated_TN=yes_TN,
+        truncated_TN=~yes_TN,
+        valid_TN=yes_TN,
+        bootstraps_TN=torch.zeros(1, 2),
+    )
+    experience = Experience(
+        rollout=rollout,
+        usable_TNH=rollout.usable_TNH,
         returns_TN=torch.tensor([RETURNS]),
         raw_advantages_TN=torch.zeros(1, 2),
         advantages_TNH=by_env(ADVANTAGES),
@@ -100,7 +109,7 @@ def two_rows() -> tuple[Table, Experience[Envs]]:
 
 def losses_of(**changes: float) -> Losses:
     table, experience = two_rows()
-    return compute_losses(table, experience, torch.arange(2), replace(SETTINGS, **changes))  # type: ignore[arg-type]
+    return compute_losses(table, experience, torch.arange(2), settings(**changes))
 
 
 # Ratios 1.5 and 0.5 of the first head, 1.25 of the second: all beyond the clip of 0.2. Both heads count half; the two
@@ -145,7 +154,7 @@ def test_the_kl_is_that_of_the_whole_action() -> None:
 def test_a_step_without_a_choice_trains_the_value_alone() -> None:
     table, experience = two_rows()
     forced = replace(experience, usable_TNH=experience.usable_TNH & torch.tensor([False, True])[None, :, None])
-    found = compute_losses(table, forced, torch.arange(2), SETTINGS)
+    found = compute_losses(table, forced, torch.arange(2), settings())
     assert found.value.item() == pytest.approx(VALUE, abs=1e-6)
     assert found.policy.item() == pytest.approx(-(0.5 * 0.8 * -1 + 0.5 * 1.25 * -2), abs=1e-6)
     found.total.backward()  # type: ignore[no-untyped-call]
@@ -157,8 +166,8 @@ def test_a_step_without_a_choice_trains_the_value_alone() -> None:
 
 def test_the_value_is_judged_on_valid_rows_alone() -> None:
     table, experience = two_rows()
-    half = replace(experience, valid_TN=torch.tensor([[True, False]]))
-    found = compute_losses(table, half, torch.arange(2), SETTINGS)
+    half = replace(experience, rollout=replace(experience.rollout, valid_TN=torch.tensor([[True, False]])))
+    found = compute_losses(table, half, torch.arange(2), settings())
     assert found.value.item() == pytest.approx((0.5 - 1.0) ** 2, abs=1e-6)
 
 
@@ -181,8 +190,9 @@ def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_skipped() -> None:
     table.values_N.register_hook(lambda grad: grad * torch.inf)
     before = [parameter.detach().clone() for parameter in table.parameters()]
     adam = torch.optim.Adam(table.parameters(), lr=0.1)
-    result = run_epochs(table, adam, experience, SETTINGS, torch.Generator().manual_seed(0))
-    assert (result.num_nonfinite, result.num_optimizer_steps, result.grad_norm_mean) == (1, 0, None)
+    metrics = run_epochs(table, adam, experience, settings(), torch.Generator().manual_seed(0)).metrics
+    assert (metrics["num_optimizer_steps"], metrics["skip_reason"]) == (0, "no finite minibatch")
+    assert (metrics["gradient_stats"]["num_nonfinite"], metrics["gradient_stats"]["grad_norm"]) == (1, None)
     assert all(torch.equal(*pair) for pair in zip(before, table.parameters(), strict=True))
 
 
@@ -190,7 +200,7 @@ def test_steps_towards_the_prior_lower_the_loss() -> None:
     """The first head likes its first choice less than the prior does, so descent must raise its logit."""
     table, experience = two_rows()
     nothing_at_stake = replace(experience, advantages_TNH=torch.zeros(1, 2, 2))
-    compute_losses(table, nothing_at_stake, torch.arange(2), SETTINGS).total.backward()  # type: ignore[no-untyped-call]
+    compute_losses(table, nothing_at_stake, torch.arange(2), settings()).total.backward()  # type: ignore[no-untyped-call]
     assert table.logits_HNC.grad is not None
     assert (table.logits_HNC.grad[0, :, 0] < 0.0).all()
 
@@ -198,17 +208,17 @@ def test_steps_towards_the_prior_lower_the_loss() -> None:
 def test_what_an_update_tells_of_clipping_is_measured_at_the_limit() -> None:
     table, experience = two_rows()
     still = torch.optim.SGD(table.parameters(), lr=0.0)
-    result = run_epochs(table, still, experience, SETTINGS, torch.Generator().manual_seed(0))
+    result = run_epochs(table, still, experience, settings(0.0), torch.Generator().manual_seed(0)).metrics
     # Joint ratios 1.5 and 0.625; twice the limit would let the second pass, and the 1.25 of the second head.
-    assert result.clip_fraction == 1.0
-    assert [head.clip_fraction for head in result.heads] == [1.0, 1.0]
-    assert (result.ratio_min, result.ratio_max) == pytest.approx((0.625, 1.5), abs=1e-6)
-    assert [head.kl for head in result.heads] == pytest.approx(
+    assert result["clip_fraction"] == 1.0
+    assert [head.clip_fraction for head in result["heads"].values()] == [1.0, 1.0]
+    assert (result["ratio_min"], result["ratio_max"]) == pytest.approx((0.625, 1.5), abs=1e-6)
+    assert [head.kl for head in result["heads"].values()] == pytest.approx(
         [(1.5 - 1 - log(1.5) + 0.5 - 1 - log(0.5)) / 2, 1.25 - 1 - log(1.25)], abs=1e-6
     )
-    wide = run_epochs(table, still, experience, replace(SETTINGS, clip_ratio=0.4), torch.Generator().manual_seed(0))
-    assert wide.clip_fraction == 0.5
-    assert [head.clip_fraction for head in wide.heads] == [1.0, 0.0]
+    wide = run_epochs(table, still, experience, settings(0.0, clip_ratio=0.4), torch.Generator().manual_seed(0)).metrics
+    assert wide["clip_fraction"] == 0.5
+    assert [head.clip_fraction for head in wide["heads"].values()] == [1.0, 0.0]
 
 
 # ---- one whole update of a small agent
@@ -236,8 +246,8 @@ def test_no_step_is_taken_on_a_gradient_longer_than_the_limit() -> None:
     watched_steps(agent, lambda: norms.append(grad_norm(agent)))
     metrics = agent.update(lived_buffer(agent, SPEC, envs=8))
     assert len(norms) == metrics["num_optimizer_steps"] == 16
-    assert metrics["gradient_stats"]["norm_mean"] is not None
-    assert metrics["gradient_stats"]["norm_mean"] > 0.1, "what is told is the norm before"
+    assert metrics["gradient_stats"]["grad_norm"] is not None
+    assert metrics["gradient_stats"]["grad_norm"] > 0.1, "what is told is the norm before"
     assert max(norms) <= 0.01 * (1.0 + 1e-5)
     assert min(norms) > 0.0099
 
@@ -269,7 +279,7 @@ def test_a_second_update_begins_at_ratio_one_and_moves_on(memory: bool) -> None:
     """Observation statistics, exploration and memory of the first pass are those the round was lived with."""
     agent = small_agent(SPEC, lr=1e-3, minibatches=1, ppo_epochs=4, target_kl=1e9, schedule_steps=100, memory=memory)
     for episode in range(2):
-        agent.update(lived_buffer(agent, SPEC, envs=8, episode=episode))
+        learn_from(agent, lived_buffer(agent, SPEC, envs=8, episode=episode))
         assert agent.last_ratios_B is not None
         first, *later = agent.last_ratios_B.chunk(4)
         assert torch.allclose(first, torch.ones_like(first), rtol=0.0, atol=1e-5)

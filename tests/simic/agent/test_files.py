@@ -11,11 +11,11 @@ from safetensors.torch import load, save
 
 from esper.evidence.sandbox_training import make_learner, play_episodes
 from esper.leyline import ModelFileError
-from esper.simic.agent.files import FACTS_FILE, OPTIMIZER_FILE, POLICY_FILE
+from esper.simic.agent.agent_files import FACTS_FILE, OPTIMIZER_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.types import PPOUpdateMetrics
 from tests.fakes import seeds
-from tests.simic.agent.rounds import growth, play_round, same_bits, small_agent, small_world, weights
+from tests.simic.agent.rounds import growth, learn, play_round, same_bits, small_agent, small_world, weights
 
 SPEC = small_world()
 
@@ -24,14 +24,14 @@ def next_round(agent: PPOAgent, scale: dict[str, float]) -> PPOUpdateMetrics:
     learner = make_learner(SPEC, agent, growth, run_seed=agent.run_seed)
     learner.scale.load_state_dict(scale)
     play_episodes(SPEC, learner, growth, seeds(4, episode=7, run_seed=agent.run_seed))
-    return learner.update()
+    return learn(learner)
 
 
 def test_a_loaded_agent_goes_on_bit_for_bit(tmp_path: Path) -> None:
     agent = small_agent(SPEC, run_seed=3, schedule_steps=200)
     for episode in range(2):
         learner = play_round(agent, SPEC, episode=episode)
-        learner.update()
+        learn(learner)
     agent.save(tmp_path / "agent")
     loaded = PPOAgent.load(tmp_path / "agent")
     assert (loaded.env_steps, loaded.updates, loaded.config, loaded.shape) == (
@@ -102,7 +102,7 @@ def _no_optimizer_file(files: dict[str, bytes]) -> None:
 )
 def test_damaged_files_are_refused_with_their_reason(damage: object, message: str) -> None:
     agent = small_agent(SPEC)
-    play_round(agent, SPEC).update()
+    learn(play_round(agent, SPEC))
     files = agent.to_files()
     damage(files)  # type: ignore[operator]
     with pytest.raises(ModelFileError, match=message):

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from benchmarks.cue_recall import CueRecall
 from esper.leyline import ModelFileError, NumericFailure
-from esper.simic.agent.experience import price
+from esper.simic.agent.advantages import with_gae
 from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
 from esper.simic.agent.gym_envs import TensorEnvs
 
@@ -102,7 +102,7 @@ def cue_recall(num_envs: int, *, show_cue: bool = True) -> SyncVectorEnv:
 
 
 def mean_return_on_cues(*, show_cue: bool, memory: bool) -> float:
-    config = GymConfig(total_steps=8_000, memory=memory, **QUICK)
+    config = GymConfig(schedule_steps=8_000, memory=memory, **QUICK)
     ppo = RecurrentPPO(cue_recall(16, show_cue=show_cue), config, run_seed=0, masks=call_action_masks)
     for _ in ppo.learn():
         pass
@@ -120,7 +120,7 @@ def test_without_cue_or_without_memory_only_the_masks_help(show_cue: bool, memor
 
 
 def test_masked_multi_discrete_actions_are_learned_and_never_broken() -> None:
-    config = GymConfig(total_steps=4_000, **QUICK)
+    config = GymConfig(schedule_steps=4_000, **QUICK)
     ppo = RecurrentPPO(SyncVectorEnv([TwoDials] * 8), config, run_seed=0, masks=call_action_masks)
     for _ in ppo.learn():
         pass
@@ -130,7 +130,7 @@ def test_masked_multi_discrete_actions_are_learned_and_never_broken() -> None:
 
 
 def rollout_of_clock(*, truncates: bool) -> Any:
-    config = GymConfig(total_steps=100, steps_per_round=6, width=8)
+    config = GymConfig(schedule_steps=100, steps_per_round=6, width=8)
     ppo = RecurrentPPO(SyncVectorEnv([partial(Clock, truncates=truncates)]), config, run_seed=0)
     return ppo, ppo.collect()
 
@@ -145,7 +145,7 @@ def test_returns_of_ended_and_cut_episodes_by_hand(truncates: bool) -> None:
     assert rollout.rewards_TN[:, 0].tolist() == [1, 2, 3, 0, 1, 2]
     beyond = rollout.bootstraps_TN[5, 0]
     after = rollout.values_TN[3, 0] if truncates else torch.tensor(0.0)
-    returns = price(rollout, gamma=0.5, lam=1.0, std_floor=1.0).returns_TN[:, 0]
+    returns = with_gae(rollout, gamma=0.5, lam=1.0, std_floor=1.0).returns_TN[:, 0]
     expected = torch.stack(
         [
             1 + 0.5 * 2 + 0.25 * 3 + 0.125 * after,
@@ -180,13 +180,17 @@ def test_a_whole_round_at_once_gives_what_step_by_step_gave() -> None:
 
 def test_a_round_is_learned_from_as_it_was_lived() -> None:
     """Under the statistics it was acted with, at the rate of its schedule, and from the steps of episodes alone."""
-    config = GymConfig(total_steps=36, steps_per_round=8, width=8, ppo_epochs=3, minibatches=1, target_kl=1e9, lr=1e-2)
+    config = GymConfig(
+        schedule_steps=36, steps_per_round=8, width=8, ppo_epochs=3, minibatches=1, target_kl=1e9, lr=1e-2
+    )
     ppo = RecurrentPPO(SyncVectorEnv([partial(Clock, truncates=True)] * 2), config, run_seed=0)
     for steps_before, update in zip((0, 12, 24), ppo.learn(), strict=True):
-        first, *later = update.ratios_B.chunk(3)
+        assert ppo.last_ratios_B is not None
+        first, *later = ppo.last_ratios_B.chunk(3)
+        assert update["ratio_max"] == ppo.last_ratios_B.max()
         assert torch.allclose(first, torch.ones_like(first), rtol=0.0, atol=1e-5)
         assert min(float((ratios - 1.0).abs().max()) for ratios in later) > 1e-4
-        assert [group["lr"] for group in ppo.optimizer.param_groups] == [1e-2 * (1.0 - 0.9 * steps_before / 36)]
+        assert [group["lr"] for group in ppo.optimizer.param_groups] == [config.learning_rate_at(steps_before)]
         assert ppo.network.obs_stats.count == ppo.network.value.returns.count == ppo.env_steps == steps_before + 12
     assert float(ppo.network.obs_stats.mean) == 1.0, "0, 1 and 2: the observation after the last step is not acted on"
 
@@ -198,7 +202,7 @@ def test_an_episode_is_evaluated_once_also_beside_longer_ones() -> None:
 
 
 TRIED: dict[str, Any] = {
-    "total_steps": 150,
+    "schedule_steps": 150,
     "steps_per_round": 24,
     "memory": False,
     "width": 9,
@@ -208,15 +212,19 @@ TRIED: dict[str, Any] = {
     "minibatches": 1,
     "clip_ratio": 0.05,
     "target_kl": 1e-4,
+    "advantage_std_floor": 0.7,
     "lr": 1e-2,
+    "lr_final_share": 0.9,
     "entropy_coef": 0.5,
+    "entropy_coef_final": 0.5,
+    "epsilon": 0.3,
     "value_coef": 0.1,
     "max_grad_norm": 0.01,
 }
 
 
 def weights_with(**changes: Any) -> list[bytes]:
-    usual = {"total_steps": 100, "steps_per_round": 16, "width": 8, "lr": 3e-2, "target_kl": 1e9}
+    usual = {"schedule_steps": 100, "steps_per_round": 16, "width": 8, "lr": 3e-2, "target_kl": 1e9}
     ppo = RecurrentPPO(cue_recall(4), GymConfig(**usual | changes), run_seed=0, masks=call_action_masks)
     for _ in ppo.learn():
         pass
@@ -224,13 +232,15 @@ def weights_with(**changes: Any) -> list[bytes]:
 
 
 def test_each_setting_matters() -> None:
-    assert TRIED.keys() == {field.name for field in fields(GymConfig)}
+    assert TRIED.keys() | {"epsilon_op", "op_prior"} == {field.name for field in fields(GymConfig)}, (
+        "the two of Tamiyo's op"
+    )
     usual = weights_with()
     assert [name for name, value in TRIED.items() if weights_with(**{name: value}) == usual] == []
 
 
 def weights_after_training(run_seed: int) -> list[bytes]:
-    config = GymConfig(total_steps=1_500, **QUICK)
+    config = GymConfig(schedule_steps=1_500, **QUICK)
     ppo = RecurrentPPO(cue_recall(8), config, run_seed=run_seed, masks=call_action_masks)
     for _ in ppo.learn():
         pass
@@ -245,7 +255,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
 
 
 def test_a_saved_learner_plays_as_before_and_goes_on_learning(tmp_path: Path) -> None:
-    ppo = RecurrentPPO(cue_recall(4), GymConfig(total_steps=300, **QUICK), run_seed=3, masks=call_action_masks)
+    ppo = RecurrentPPO(cue_recall(4), GymConfig(schedule_steps=300, **QUICK), run_seed=3, masks=call_action_masks)
     next(ppo.learn())
     ppo.save(tmp_path / "learner")
     again = RecurrentPPO.load(tmp_path / "learner", cue_recall(4), masks=call_action_masks)
@@ -280,7 +290,7 @@ def test_a_learner_is_loaded_whole_or_refused(tmp_path: Path) -> None:
 
 
 def test_only_steps_of_episodes_count() -> None:
-    config = GymConfig(total_steps=12, steps_per_round=4, width=8)
+    config = GymConfig(schedule_steps=12, steps_per_round=4, width=8)
     ppo = RecurrentPPO(SyncVectorEnv([partial(Clock, truncates=True)] * 2), config, run_seed=0)
     counts = [ppo.env_steps for _ in ppo.learn()]
     assert counts == [6, 12]
@@ -311,7 +321,7 @@ def test_what_does_not_fit_is_refused_with_a_remedy() -> None:
         ("gamma", math.nan, r"must be in \(0, 1\], got nan"),
         ("ppo_epochs", 2.5, "must be a whole number of at least 1, got 2.5"),
         ("ppo_epochs", 0, "must be a whole number of at least 1, got 0"),
-        ("total_steps", math.inf, "must be a whole number of at least 1, got inf"),
+        ("schedule_steps", math.inf, "must be a whole number of at least 1, got inf"),
         ("lr", math.inf, "must be above 0 and finite, got inf"),
         ("max_grad_norm", math.nan, "must be above 0 and finite, got nan"),
         ("value_coef", math.inf, "must be at least 0 and finite, got inf"),
@@ -345,7 +355,7 @@ class Stuck(TwoDials):
 
 
 def test_an_env_that_leaves_nothing_legal_is_named() -> None:
-    config = GymConfig(total_steps=100, steps_per_round=12, width=8)
+    config = GymConfig(schedule_steps=100, steps_per_round=12, width=8)
     ppo = RecurrentPPO(SyncVectorEnv([TwoDials, Stuck]), config, run_seed=0, masks=call_action_masks)
     with pytest.raises(
         ValueError, match=r"env 1, step 2 since its reset: .* got none of 4 in dimension 1; mend its masks"
@@ -360,12 +370,12 @@ def test_an_env_that_leaves_nothing_legal_is_named() -> None:
         ({"reward": math.inf}, r"env 1, step 3 .* got reward = inf"),
         ({"reading": math.nan}, r"env 1, step 3 .* got observation\[0\] = nan"),
         ({"reading": math.inf, "truncates": False}, r"env 1, step 3 .* got observation\[0\] = inf"),
-        ({"reward": 3e38, "since": 1}, r"env 1, step 0 of the round: expected a finite return, got inf"),
+        ({"reward": 3e38, "since": 1}, r"env 1, step 0 of the rollout: expected a finite return, got inf"),
     ],
 )
 def test_a_number_that_is_not_finite_is_told_before_anything_learns_from_it(wrong: Any, words: str) -> None:
     envs = SyncVectorEnv([partial(Clock, truncates=True), partial(Broken, **wrong)])
-    ppo = RecurrentPPO(envs, GymConfig(total_steps=100, steps_per_round=12, width=8, lam=1.0, gamma=1.0), run_seed=0)
+    ppo = RecurrentPPO(envs, GymConfig(schedule_steps=100, steps_per_round=12, width=8, lam=1.0, gamma=1.0), run_seed=0)
     before = [value.clone() for value in ppo.network.state_dict().values()]
     with pytest.raises(NumericFailure, match=words):
         next(ppo.learn())

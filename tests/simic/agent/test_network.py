@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from esper.evidence.sandbox_training import context_of, play_episodes
 from esper.leyline import LifecycleOp
-from esper.simic.agent.recurrence import unroll, zero_state
+from esper.simic.agent.policy import unroll, zero_state
 from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks, make_cards
 from esper.simic.agent.tamiyo_network import EMBEDDING, ColumnNorm
 from esper.simic.client import FrozenPolicy
 from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
 from esper.tamiyo.simulation import SimulatedBlueprint
 from tests.fakes import seeds
-from tests.simic.agent.rounds import growth, lived_buffer, play_round, small_agent, small_world
+from tests.simic.agent.rounds import growth, learn, lived_buffer, play_round, small_agent, small_world
 
 
 def test_permuting_slots_permutes_slot_scores_and_leaves_op_and_value_alone() -> None:
@@ -25,7 +25,7 @@ def test_permuting_slots_permutes_slot_scores_and_leaves_op_and_value_alone() ->
     agent = small_agent(spec)
     # Learn a little first: fresh output layers are too small to tell anything apart.
     for episode in range(3):
-        play_round(agent, spec, episode=episode).update()
+        learn(play_round(agent, spec, episode=episode))
     inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
     order = torch.tensor([2, 0, 1])
     plain, moved = agent.network(inputs), agent.network(_permuted(inputs, order))
@@ -65,7 +65,7 @@ def _with_a_slot_more(inputs: TamiyoInputs, like: int) -> TamiyoInputs:
 def test_an_empty_slot_more_changes_nothing_but_the_pools() -> None:
     spec = small_world()
     agent = small_agent(spec)
-    play_round(agent, spec).update()
+    learn(play_round(agent, spec))
     inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
     three, four = agent.network(inputs), agent.network(_with_a_slot_more(inputs, like=1))
     old, new = three.logits_fn.args[0], four.logits_fn.args[0]  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def test_an_empty_slot_more_changes_nothing_but_the_pools() -> None:
 def test_more_slots_that_all_look_alike_look_like_one_of_them() -> None:
     spec = small_world()
     agent = small_agent(spec)
-    play_round(agent, spec).update()
+    learn(play_round(agent, spec))
     inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
     alike = _permuted(inputs, torch.tensor([1, 1, 1]))
     three, four = agent.network(alike), agent.network(_permuted(inputs, torch.tensor([1, 1, 1, 1])))
@@ -141,14 +141,14 @@ def test_values_are_normalised_and_flags_stay_what_they_are() -> None:
 @pytest.mark.parametrize("num_slots", [1, 2, 5])
 def test_a_policy_made_for_three_slots_runs_and_learns_with_others(num_slots: int) -> None:
     agent = small_agent(small_world(3))
-    play_round(agent, small_world(3)).update()
+    learn(play_round(agent, small_world(3)))
     other = small_world(num_slots)
     stranger = SimulatedBlueprint(name="stranger", gain_pp=(1.0,) * num_slots)
     other = replace(other, blueprints=(*other.blueprints, stranger))
     for greedy in (True, False):
         policy = FrozenPolicy(agent, context_of(other), run_seed=0, greedy=greedy)
         assert len(play_episodes(other, policy, growth, seeds(4))) == 4
-    assert play_round(agent, other).update()["performed"]
+    assert learn(play_round(agent, other))["performed"]
 
 
 @torch.no_grad()
@@ -168,7 +168,7 @@ def test_a_memory_begins_by_keeping_and_a_policy_by_hardly_preferring_anything()
 def test_an_agent_draws_nothing_from_the_global_generator() -> None:
     before = torch.random.get_rng_state()
     spec = small_world()
-    play_round(small_agent(spec), spec).update()
+    learn(play_round(small_agent(spec), spec))
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -180,7 +180,7 @@ def test_without_memory_the_past_does_not_matter() -> None:
         changed = replace(inputs, obs_TND=inputs.obs_TND.clone())
         changed.obs_TND[0] += 1.0
         first, second = (
-            agent.network(agent._remember(rows)).values_B.reshape(spec.horizon, -1) for rows in (inputs, changed)
+            agent.network(agent._with_memory(rows)).values_B.reshape(spec.horizon, -1) for rows in (inputs, changed)
         )
         assert not torch.equal(first[0], second[0])
         assert torch.equal(first[1:], second[1:]) is not memory

@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline import BLENDS, HEAD_NAMES, LifecycleOp
-from esper.simic.agent.experience import price
-from esper.simic.agent.losses import compute_losses
-from esper.simic.agent.policy import initialize_
+from esper.simic.agent.advantages import Rollout, with_gae
+from esper.simic.agent.policy import ValueHead, initialize_
 from esper.simic.agent.ppo import Decision, PPOAgent
-from esper.simic.agent.ppo_update import env_minibatches
-from esper.simic.agent.tamiyo_buffer import StepBatch, TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, one_step
-from esper.simic.agent.value_head import ValueHead
-from tests.simic.agent.rounds import lived_buffer, same_bits, small_agent, small_world, weights
+from esper.simic.agent.ppo_update import compute_losses, env_minibatches
+from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer, _tensors
+from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
+from tests.simic.agent.rounds import learn_from, lived_buffer, same_bits, small_agent, small_world, weights
 
 
 @given(st.integers(1, 40), st.integers(1, 10), st.integers(0, 2**31))
@@ -35,7 +33,7 @@ def test_the_ratio_is_one_at_first_and_moves_after() -> None:
     spec = small_world()
     agent = small_agent(spec, lr=1e-3)
     rollout = lived_buffer(agent, spec, envs=8).rollout()
-    experience = price(rollout, gamma=0.99, lam=0.95, std_floor=1.0)
+    experience = with_gae(rollout, gamma=0.99, lam=0.95, std_floor=1.0)
     log_ratio = []
     for envs in env_minibatches(8, 4, torch.Generator().manual_seed(0)):
         losses = compute_losses(agent.network, experience, envs, agent._settings())
@@ -50,25 +48,24 @@ def test_the_ratio_is_one_at_first_and_moves_after() -> None:
 def test_a_head_that_no_gradient_reaches_is_told_as_missing() -> None:
     spec = small_world()
     agent = small_agent(spec)
-    blend = HEAD_NAMES.index("blend")
-    for parameter in agent.network.head_parameters()[blend]:
+    for parameter in agent.network.head_parameters()["blend"]:
         parameter.requires_grad_(False)
     heads = agent.update(lived_buffer(agent, spec, envs=8))["heads"]
-    assert (heads["blend"]["grad_state"], heads["blend"]["grad_norm"]) == ("missing", None)
-    assert heads["op"]["grad_state"] == "ok"
+    assert (heads["blend"].grad_state, heads["blend"].grad_norm) == ("missing", None)
+    assert heads["op"].grad_state == "ok"
 
 
 def test_an_update_reports_a_moving_ratio_and_every_head() -> None:
     spec = small_world()
     agent = small_agent(spec, lr=1e-3, target_kl=10.0)
-    metrics = agent.update(lived_buffer(agent, spec, envs=8))
+    metrics = learn_from(agent, lived_buffer(agent, spec, envs=8))
     assert metrics["performed"]
     assert metrics["num_optimizer_steps"] == 16
     assert metrics["ratio_min"] is not None
     assert metrics["ratio_max"] is not None
     assert metrics["ratio_min"] < 0.99 < 1.01 < metrics["ratio_max"]
     assert metrics["env_steps"] == agent.env_steps == 8 * spec.horizon
-    assert {name: metrics["heads"][name]["grad_state"] for name in HEAD_NAMES} == dict.fromkeys(HEAD_NAMES, "ok")  # type: ignore[literal-required]
+    assert {name: metrics["heads"][name].grad_state for name in HEAD_NAMES} == dict.fromkeys(HEAD_NAMES, "ok")
 
 
 def test_passes_stop_once_the_policy_has_moved_far_enough() -> None:
@@ -84,7 +81,7 @@ def test_a_gradient_that_is_not_finite_reaches_no_weight() -> None:
     agent = small_agent(spec, target_kl=10.0)
     buffer = lived_buffer(agent, spec, envs=8)
     before = weights(agent)
-    buffer.obs_TND[3, 5, 0] = torch.nan
+    buffer.storage.inputs.obs_TND[3, 5, 0] = torch.nan
     metrics = agent.update(buffer)
     assert metrics["gradient_stats"]["num_nonfinite"] == agent.config.ppo_epochs
     assert metrics["num_optimizer_steps"] == agent.config.ppo_epochs * (agent.config.minibatches - 1)
@@ -99,8 +96,8 @@ def test_a_return_that_is_not_finite_changes_nothing() -> None:
     agent = small_agent(spec)
     buffer = lived_buffer(agent, spec)
     before = weights(agent)
-    buffer.rewards_TN[2, 1] = torch.inf
-    metrics = agent.update(buffer)
+    buffer.storage.rewards_TN[2, 1] = torch.inf
+    metrics = learn_from(agent, buffer)
     assert metrics["skip_reason"] == "a return is not finite"
     assert metrics["policy_loss"] is None
     assert same_bits(before, weights(agent))
@@ -111,13 +108,13 @@ def test_invalid_rows_teach_nothing() -> None:
     spec = small_world(rollback_epoch=5)
     first, second = small_agent(spec), small_agent(spec)
     buffer, other = lived_buffer(first, spec), lived_buffer(second, spec)
-    other.obs_TND[6:] = 5.0
-    other.slot_obs_TNSF[6:] = -5.0
-    other.usable_TNH[6:] = True
-    other.rewards_TN[6:] = 77.0
-    other.values_TN[6:] = -3.0
-    other.log_probs_TNH[6:] = -1.0
-    metrics = [first.update(buffer), second.update(other)]
+    other.storage.inputs.obs_TND[6:] = 5.0
+    other.storage.inputs.slot_obs_TNSF[6:] = -5.0
+    other.storage.usable_TNH[6:] = True
+    other.storage.rewards_TN[6:] = 77.0
+    other.storage.values_TN[6:] = -3.0
+    other.storage.log_probs_TNH[6:] = -1.0
+    metrics = [learn_from(first, buffer), learn_from(second, other)]
     assert same_bits(weights(first), weights(second))
     assert metrics[0]["heads"] == metrics[1]["heads"]
     num_valid = 4 * 6
@@ -130,24 +127,13 @@ def test_an_update_without_a_valid_row_says_so() -> None:
     spec = small_world()
     agent = small_agent(spec)
     buffer = lived_buffer(agent, spec)
-    buffer.valid_TN.zero_()
+    buffer.storage.valid_TN.zero_()
     assert agent.update(buffer)["skip_reason"] == "no valid step"
 
 
-def _row(buffer: TamiyoRolloutBuffer, step: int) -> StepBatch:
-    masks = buffer.rollout().inputs.masks.map(lambda mask: mask[step])
-    return StepBatch(
-        observation=Observation(obs_ND=buffer.obs_TND[step], slot_obs_NSF=buffer.slot_obs_TNSF[step], masks=masks),
-        actions_NH=buffer.actions_TNH[step],
-        log_probs_NH=buffer.log_probs_TNH[step],
-        usable_NH=buffer.usable_TNH[step],
-        values_N=buffer.values_TN[step],
-        rewards_N=buffer.rewards_TN[step],
-        terminated_N=buffer.terminated_TN[step],
-        truncated_N=buffer.truncated_TN[step],
-        valid_N=buffer.valid_TN[step],
-        bootstraps_N=buffer.bootstraps_TN[step],
-    )
+def _row(buffer: TamiyoRolloutBuffer, step: int) -> Rollout[TamiyoInputs]:
+    tensors = {name: tensor[step : step + 1] for name, tensor in buffer.storage.tensors().items()}
+    return Rollout(inputs=buffer.storage.inputs.map(lambda tensor: tensor[step : step + 1]), **tensors)
 
 
 def test_the_buffer_takes_a_round_and_no_more() -> None:
@@ -160,19 +146,21 @@ def test_the_buffer_takes_a_round_and_no_more() -> None:
 def test_the_buffer_gives_back_what_was_written() -> None:
     spec = small_world()
     lived, generator = lived_buffer(small_agent(spec), spec), torch.Generator().manual_seed(0)
-    stored = [name for name in TamiyoRolloutBuffer.__slots__ if isinstance(getattr(lived, name), Tensor)]
-    for name in stored:
-        getattr(lived, name).copy_(torch.randint(0, 2, getattr(lived, name).shape, generator=generator))
-    copy = TamiyoRolloutBuffer.allocate(spec.horizon, _row(lived, 0).observation, lived.cards)
+    stored = _tensors(lived.storage)
+    for tensor in stored:
+        tensor.copy_(torch.randint(0, 2, tensor.shape, generator=generator))
+    copy = TamiyoRolloutBuffer.allocate(spec.horizon, _moment(lived), lived.storage.inputs.cards)
     for step in range(spec.horizon):
         copy.write(_row(lived, step))
     assert len(stored) == 15
-    assert [name for name in stored if not torch.equal(getattr(copy, name), getattr(lived, name))] == []
+    assert all(torch.equal(a, b) for a, b in zip(_tensors(copy.storage), stored, strict=True))
+    assert [a.dtype for a in _tensors(copy.storage)] == [b.dtype for b in stored]
 
 
 def _moment(buffer: TamiyoRolloutBuffer) -> Observation:
     """The first row of a round: every slot is empty, so all that can be done is wait or germinate."""
-    return _row(buffer, 0).observation
+    seen = buffer.storage.inputs.map(lambda tensor: tensor[0])
+    return Observation(obs_ND=seen.obs_TND, slot_obs_NSF=seen.slot_obs_TNSF, masks=seen.masks)
 
 
 def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, Decision]:
@@ -194,11 +182,11 @@ def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> Decisi
 
 def _head_norms(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> list[float]:
     """Gradient of each head's own weights if everything in the round had turned out well."""
-    experience = price(buffer.rollout(), gamma=0.99, lam=0.95, std_floor=1.0)
+    experience = with_gae(buffer.rollout(), gamma=0.99, lam=0.95, std_floor=1.0)
     experience = replace(experience, advantages_TNH=torch.ones_like(experience.advantages_TNH))
     agent.optimizer.zero_grad()
     compute_losses(agent.network, experience, torch.arange(8), agent._settings()).policy.backward()  # type: ignore[no-untyped-call]
-    grads = [[p.grad for p in own if p.grad is not None] for own in agent.network.head_parameters()]
+    grads = [[p.grad for p in own if p.grad is not None] for own in agent.network.head_parameters().values()]
     return [float(torch.nn.utils.get_total_norm(own)) if own else 0.0 for own in grads]
 
 
@@ -206,17 +194,17 @@ def _one_step_episodes(moment: Observation, cards: Cards, decision: Decision, re
     buffer = TamiyoRolloutBuffer.allocate(1, moment, cards)
     yes_N = torch.ones(len(rewards_N), dtype=torch.bool)
     buffer.write(
-        StepBatch(
-            observation=moment,
-            actions_NH=decision.actions_NH,
-            log_probs_NH=decision.log_probs_NH,
-            usable_NH=decision.usable_NH,
-            values_N=decision.values_N,
-            rewards_N=rewards_N,
-            terminated_N=yes_N,
-            truncated_N=~yes_N,
-            valid_N=yes_N,
-            bootstraps_N=torch.zeros(len(rewards_N)),
+        Rollout(
+            inputs=one_step(moment, cards, None),
+            actions_TNH=decision.actions_NH[None],
+            log_probs_TNH=decision.log_probs_NH[None],
+            usable_TNH=decision.usable_NH[None],
+            values_TN=decision.values_N[None],
+            rewards_TN=rewards_N[None],
+            terminated_TN=yes_N[None],
+            truncated_TN=~yes_N[None],
+            valid_TN=yes_N[None],
+            bootstraps_TN=torch.zeros(1, len(rewards_N)),
         )
     )
     return buffer
@@ -235,11 +223,11 @@ def test_no_head_is_dead_after_a_thousand_steps_towards_waiting() -> None:
         schedule_steps=10**9,
     )
     lived = lived_buffer(agent, spec, envs=8)
-    moment, cards, waited = _moment(lived), lived.cards, []
+    moment, cards, waited = _moment(lived), lived.storage.inputs.cards, []
     for episode in range(50):
         rewards_N, decision = _wait_or_not(agent, moment, cards, episode)
         waited.append(float(rewards_N.mean()))
-        assert agent.update(_one_step_episodes(moment, cards, decision, rewards_N))["num_optimizer_steps"] == 20
+        assert learn_from(agent, _one_step_episodes(moment, cards, decision, rewards_N))["num_optimizer_steps"] == 20
     assert sum(waited[:3]) / 3 < 0.75
     assert sum(waited[-10:]) / 10 > 0.95
     decision = _germinate_all(agent, moment, cards)

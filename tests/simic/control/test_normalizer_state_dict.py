@@ -28,6 +28,39 @@ def test_running_mean_std_has_the_documented_keys() -> None:
     assert set(filled().state_dict()) == {"mean", "var", "count"}
 
 
+def test_shapes_and_devices_are_taken_as_torch_takes_them() -> None:
+    stats = RunningMeanStd(shape=(10,), device="cpu")
+    assert (stats.mean.shape, stats.var.shape, stats.count.shape) == ((10,), (10,), ())
+
+
+def test_a_state_dict_stays_as_it_was_taken() -> None:
+    stats = filled()
+    network = torch.nn.Sequential(stats)
+    taken = {**stats.state_dict(), **network.state_dict()}
+    before = {name: tensor.clone() for name, tensor in taken.items()}
+    stats.update(torch.ones(5, 3))
+    assert {*before} == {"mean", "var", "count", "0.mean", "0.var", "0.count"}
+    assert all(torch.equal(taken[name], before[name]) for name in before)
+    assert not torch.equal(stats.mean, before["mean"])
+
+
+def test_the_limit_of_rewards_is_a_setting() -> None:
+    normalizer = RewardNormalizer(clip=2.0)
+    normalizer.update([1.0, -1.0])
+    assert [normalizer.normalize_only(reward) for reward in (1.5, 7.0, -7.0)] == [1.5, 2.0, -2.0]
+    assert normalizer.num_clipped == 2
+
+
+def test_rewards_may_be_normalized_with_samples_of_more_precision() -> None:
+    normalizer, rewards = RewardNormalizer(), torch.tensor([[3.0, 4.0]])
+    scaled = normalizer.update_and_normalize(rewards, [3.0, 4.0])
+    assert normalizer.count == 2
+    assert scaled.tolist() == [pytest.approx([3.0 / math.sqrt(12.5), 4.0 / math.sqrt(12.5)])]
+    other = RewardNormalizer()
+    assert torch.equal(other.update_and_normalize(rewards), scaled)
+    assert other.state_dict() == normalizer.state_dict()
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 def test_batches_of_any_size_give_the_statistics_of_the_whole(sizes: list[int], rng_seed: int) -> None:
     rows = torch.randn(max(sum(sizes), 1), 4, generator=torch.Generator().manual_seed(rng_seed)) * 3 - 1
@@ -178,6 +211,5 @@ def test_many_rewards_at_once_are_scaled_limited_and_counted_like_single_ones() 
         normalizer.update([1.0, -1.0])
     rewards = torch.tensor([[0.5, -20.0], [30.0, 10.0]])
     singles = [one_by_one.normalize_only(reward) for reward in rewards.flatten().tolist()]
-    at_once.normalize_(rewards)
-    assert rewards.flatten().tolist() == singles == [0.5, -10.0, 10.0, 10.0]
+    assert at_once.normalize_only(rewards).flatten().tolist() == singles == [0.5, -10.0, 10.0, 10.0]
     assert at_once.num_clipped == one_by_one.num_clipped == 2

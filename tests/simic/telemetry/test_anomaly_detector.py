@@ -23,13 +23,13 @@ MAKERS: dict[str, Callable[[float], UpdateInputs]] = {
     "num_nonfinite": lambda v: inputs(gradient_stats__num_nonfinite=math.ceil(v)),
     "kl_over_target": lambda v: inputs(approx_kl=v * 0.02, target_kl=0.02),
     "approx_kl": lambda v: inputs(approx_kl=v),
-    "clip_share": lambda v: inputs(clip_fraction=v),
+    "clip_fraction": lambda v: inputs(clip_fraction=v),
     "ratio_max": lambda v: inputs(ratio_max=v),
     "ratio_min": lambda v: inputs(ratio_min=v),
     "entropy_share": lambda v: inputs(head_entropies__slot=v),
     "value_nrmse": lambda v: inputs(value_nrmse=v),
     "return_corr": lambda v: inputs(return_corr=v),
-    "grad_norm_over_clip": lambda v: inputs(gradient_stats__norm_mean=v * 0.5),
+    "grad_norm_over_clip": lambda v: inputs(gradient_stats__grad_norm=v * 0.5),
     "lstm_saturated_share": lambda v: inputs(lstm__saturated_share=v),
     "lstm_c_rms": lambda v: inputs(lstm__c_rms=v),
     "lstm_h_rms": lambda v: inputs(lstm__h_rms=v),
@@ -39,7 +39,7 @@ MAKERS: dict[str, Callable[[float], UpdateInputs]] = {
     "decision_share": lambda v: inputs(decision_share=v),
     "rollbacks_per_100_episodes": lambda v: inputs(num_rollbacks_total=v, num_episodes_total=100),
     "shaping_share": lambda v: inputs(shaping_share=v),
-    "grad_drift": lambda v: inputs(gradient_stats__norm_mean=0.4 * math.exp(v)),
+    "grad_drift": lambda v: inputs(gradient_stats__grad_norm=0.4 * math.exp(v)),
     "wait_share": lambda v: inputs(op_stats(wait=round(v * 10**6), other=10**6 - round(v * 10**6))),
 }
 OTHERWISE = {"skipped_updates"}
@@ -135,7 +135,7 @@ def test_warm_up_silences_all_rows_but_the_marked_ones() -> None:
     first = {f.kind for f in check(detector, inputs(**awful), 5)}
     assert first == {"ratio_max", "num_nonfinite"}
     sixth = {f.kind for f in check(detector, inputs(**awful))}
-    assert sixth == {"clip_share", "value_nrmse"}
+    assert sixth == {"clip_fraction", "value_nrmse"}
     assert not check(detector, inputs(**awful), 14)
     assert {f.kind for f in check(detector, inputs(**awful))} == {"return_corr"}
 
@@ -152,7 +152,7 @@ def test_what_is_not_a_number_is_critical_and_named_first() -> None:
     detector = AnomalyDetector()
     warm(detector)
     found = check(detector, inputs(total_loss=math.nan, ratio_max=math.inf, clip_fraction=math.nan))
-    assert [f.kind for f in found] == ["num_nonfinite", "clip_share", "ratio_max"]
+    assert [f.kind for f in found] == ["num_nonfinite", "clip_fraction", "ratio_max"]
     assert {f.severity for f in found} == {Severity.CRITICAL}
     assert found[0].value == 2.0
 
@@ -167,7 +167,7 @@ def test_what_was_not_measured_neither_raises_nor_clears() -> None:
     detector = AnomalyDetector()
     warm(detector)
     nothing = inputs(clip_fraction=None, approx_kl=None, lstm=None, observations=None, decision_share=None)
-    assert [f.kind for f in check(detector, inputs(clip_fraction=0.4))] == ["clip_share"]
+    assert [f.kind for f in check(detector, inputs(clip_fraction=0.4))] == ["clip_fraction"]
     assert not check(detector, nothing, 5)
     assert [f.state for f in check(detector, inputs(clip_fraction=0.1))] == ["cleared"]
 
@@ -195,7 +195,7 @@ def test_rates_and_drift_need_enough_history() -> None:
     for updates, expected in ((GRAD_MIN_HISTORY - 1, []), (GRAD_MIN_HISTORY, ["grad_drift"])):
         detector = AnomalyDetector()
         warm(detector, updates)
-        assert [f.kind for f in check(detector, inputs(gradient_stats__norm_mean=0.01))] == expected
+        assert [f.kind for f in check(detector, inputs(gradient_stats__grad_norm=0.01))] == expected
 
 
 def test_wait_share_is_among_free_decisions() -> None:
@@ -210,7 +210,7 @@ def test_a_checkpoint_changes_nothing() -> None:
         inputs(
             clip_fraction=rng.choice([0.1, 0.25, 0.4, 0.6, math.nan]),
             head_entropies__op=rng.choice([0.02, 0.07, 0.5]),
-            gradient_stats__norm_mean=rng.choice([0.4, 0.01, 5.0]),
+            gradient_stats__grad_norm=rng.choice([0.4, 0.01, 5.0]),
             performed=rng.random() < 0.5,
         )
         for _ in range(60)

@@ -25,8 +25,8 @@ DEBUG, NORMAL = TelemetryLevel.DEBUG, TelemetryLevel.NORMAL
 
 def report(state: str = "entered") -> AnomalyReport:
     finding = Finding(
-        kind="clip_share",
-        metric="clip_share",
+        kind="clip_fraction",
+        metric="clip_fraction",
         state=state,  # type: ignore[arg-type]
         severity=Severity.WARNING,
         value=0.4,

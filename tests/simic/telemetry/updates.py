@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
-from esper.leyline import HEAD_NAMES, ChoiceCount, ChoiceStats, TelemetryEvent, check_event
+from esper.leyline import (
+    HEAD_NAMES,
+    ChoiceCount,
+    ChoiceStats,
+    HeadUpdate,
+    LSTMHealth,
+    ObservationHealth,
+    TelemetryEvent,
+    check_event,
+)
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry.readings import UpdateInputs
 
@@ -25,7 +35,7 @@ class ListSink:
 
 def metrics(**changes: Any) -> PPOUpdateMetrics:
     """An update about which nothing is alarming. Nested fields are given as `lstm__c_rms=60.0`."""
-    head = {"kl": 0.01, "clip_fraction": 0.1, "grad_norm": 0.2, "num_usable": 30, "grad_state": "ok"}
+    head = HeadUpdate(kl=0.01, clip_fraction=0.1, grad_norm=0.2, num_usable=30, grad_state="ok")
     made: dict[str, Any] = {
         "performed": True,
         "skip_reason": None,
@@ -49,11 +59,17 @@ def metrics(**changes: Any) -> PPOUpdateMetrics:
         "advantage_std": 0.4,
         "decision_share": 0.8,
         "num_rewards_clipped": 0,
-        "gradient_stats": {"norm_mean": 0.4, "norm_max": 0.9, "clip_norm": 0.5, "num_nonfinite": 0},
+        "gradient_stats": {
+            "grad_norm": 0.4,
+            "max_grad": 0.9,
+            "min_grad": 0.1,
+            "clip_norm": 0.5,
+            "num_nonfinite": 0,
+        },
         "head_entropies": dict.fromkeys(HEAD_NAMES, 0.5),
-        "heads": {name: dict(head) for name in HEAD_NAMES},
-        "lstm": {"h_rms": 0.2, "c_rms": 0.5, "saturated_share": 0.0, "dead_share": 0.0, "num_nonfinite": 0},
-        "observations": {"outlier_share": 0.0, "clipped_share": 0.0, "drift": 0.1, "num_nonfinite": 0},
+        "heads": dict.fromkeys(HEAD_NAMES, head),
+        "lstm": LSTMHealth(h_rms=0.2, c_rms=0.5, saturated_share=0.0, dead_share=0.0, num_nonfinite=0),
+        "observations": ObservationHealth(outlier_share=0.0, clipped_share=0.0, drift=0.1, num_nonfinite=0),
         "learning_rate": 3e-4,
         "entropy_coef": 0.01,
         "clip_ratio": 0.2,
@@ -61,13 +77,17 @@ def metrics(**changes: Any) -> PPOUpdateMetrics:
         "env_steps": 100,
     }
     for path, value in changes.items():
-        *parents, last = path.split("__")
-        place = made
-        for part in parents:
-            place = place[part]
-        assert last in place, path
-        place[last] = value
+        made = _changed(made, path.split("__"), value)
     return cast(PPOUpdateMetrics, made)
+
+
+def _changed(part: Any, path: list[str], value: Any) -> Any:
+    if not path:
+        return value
+    if isinstance(part, dict):
+        assert path[0] in part, path
+        return {**part, path[0]: _changed(part[path[0]], path[1:], value)}
+    return replace(part, **{path[0]: _changed(getattr(part, path[0]), path[1:], value)})
 
 
 def op_stats(wait: int = 5, other: int = 5, forced: int = 2) -> ChoiceStats:

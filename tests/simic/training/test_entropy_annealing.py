@@ -56,7 +56,10 @@ class Skipping:
         self.performed = performed
 
     def update(self):
-        return {"performed": self.performed, "skip_reason": "a return is not finite"}
+        return {"performed": self.performed, "skip_reason": "a return is not finite", "kl_stopped": False}
+
+    def end_round(self):
+        pass
 
 
 def test_skipped_updates_are_counted_and_the_third_in_a_row_ends_the_run():

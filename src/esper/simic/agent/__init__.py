@@ -1,1 +1,5 @@
-"""The learner: recurrent masked PPO over factored actions. It knows no hosts, no workers and no reward terms."""
+"""The agent: recurrent PPO over factored, masked actions. Importing this package loads no torch."""
+
+from esper.simic.agent.types import ActionDict, GradientStats, HeadEntropies, HeadLogProbs, PPOUpdateMetrics
+
+__all__ = ["ActionDict", "GradientStats", "HeadEntropies", "HeadLogProbs", "PPOUpdateMetrics"]

@@ -4,70 +4,146 @@ Sampling, recurrence, advantages and update are the ones that train Tamiyo; only
 collected differ. Knows nothing of Esper's hosts. Needs the `bench` extra.
 """
 
-# T steps, N envs, B = T x N rows, H heads
+# T steps, N envs, B = T x N rows, D observation, A choices of all heads side by side, H heads, W width
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.leyline import ModelFileError, NumericFailure, derive_seed
-from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, SHARE, check_ranges, option
-from esper.simic.agent.experience import Experience, Rollout, price
-from esper.simic.agent.files import FACTS_FILE, pack, read_facts, read_files, unpack_, write_files
-from esper.simic.agent.gym_envs import MaskSource, Moment, Outcome, TensorEnvs, call_action_masks
-from esper.simic.agent.gym_network import GymInputs, GymNetwork
-from esper.simic.agent.losses import UpdateSettings
-from esper.simic.agent.ppo_update import UpdateResult, run_epochs
-from esper.simic.agent.recurrence import LSTMState, zero_state
+from esper.simic.agent.advantages import Experience, Rollout, with_gae
+from esper.simic.agent.agent_files import FACTS_FILE, pack, read_facts, read_files, tuples, unpack_, write_files
+from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, UP_TO_HALF, PPOConfig, option
+from esper.simic.agent.gym_envs import MaskSource, Moment, TensorEnvs, call_action_masks
+from esper.simic.agent.policy import (
+    ForwardPass,
+    LSTMState,
+    ValueHead,
+    initialize_,
+    linear,
+    lstm,
+    scale_output_,
+    unroll,
+    zero_state,
+)
+from esper.simic.agent.ppo_update import UpdateSettings, run_epochs
 from esper.simic.agent.sampling import Choice, Exploration, choose
+from esper.simic.agent.types import PPOUpdateMetrics
+from esper.simic.control.normalization import RunningMeanStd
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
 __all__ = ["GymConfig", "RecurrentPPO", "call_action_masks"]
 
-# Rewards of any env come in units of their own, so next to nothing may be the whole signal.
-ADVANTAGE_STD_FLOOR = 1e-3
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymConfig(PPOConfig):
+    """PPO on a vector env, with defaults that solve CartPole-v1.
+
+    `epsilon_op` and `op_prior` speak of Tamiyo's op head and are not used.
+    """
+
+    steps_per_round: int = option("steps of every env between updates", 128, COUNT)
+    schedule_steps: int = option("env steps to learn from; the schedules run over them", 75_000, COUNT)
+    width: int = option("units of encoder, memory and value", 64, COUNT)
+    gamma: float = option("discount", 0.99, FRACTION)
+    # Rewards of any env come in units of their own, so next to nothing may be the whole signal.
+    advantage_std_floor: float = option("spread below which advantages are not magnified, in rewards", 1e-3, POSITIVE)
+    lr: float = option("Adam's step size at the start", 1e-3, POSITIVE)
+    entropy_coef: float = option("KL penalty towards uniform choice, at the start", 0.01, NOT_NEGATIVE)
+    epsilon: float = option("share of uniform choices; 0 at the end", 0.0, UP_TO_HALF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GymConfig:
-    """Hyper-parameters of PPO on a vector env. The defaults solve CartPole-v1."""
+class GymInputs:
+    """T steps of N envs, as the network takes them."""
 
-    total_steps: int = option("env steps to learn from; over them the learning rate falls to a tenth", 75_000, COUNT)
-    steps_per_round: int = option("steps of every env between updates", 128, COUNT)
-    memory: bool = option("without it every step is taken as the first of its episode", True)
-    width: int = option("units of encoder, memory and value", 64, COUNT)
-    gamma: float = option("discount per step", 0.99, FRACTION)
-    lam: float = option("trace decay of the advantage estimate", 0.95, SHARE)
-    ppo_epochs: int = option("passes over each round", 4, COUNT)
-    minibatches: int = option("parts of a pass, each of whole env sequences; at most one per env", 4, COUNT)
-    clip_ratio: float = option("how far a probability ratio may move before its gradient ends", 0.2, FRACTION)
-    target_kl: float = option("mean KL from the rollout's policy that ends a round's passes", 0.03, POSITIVE)
-    lr: float = option("Adam's step size at the start", 1e-3, POSITIVE)
-    entropy_coef: float = option("weight of the pull towards uniform choices", 0.01, NOT_NEGATIVE)
-    value_coef: float = option("weight of the value loss", 0.5, NOT_NEGATIVE)
-    max_grad_norm: float = option("gradients are clipped to this norm", 0.5, POSITIVE)
+    obs_TND: Tensor
+    legal_TNA: Tensor
+    starts_TN: Tensor
+    """The LSTM state is cleared before these steps."""
+    state: LSTMState
+    """LSTM state before the first step."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
+    def select(self, envs: Tensor) -> Self:
+        """The sequences of some envs."""
+        return type(self)(
+            obs_TND=self.obs_TND[:, envs],
+            legal_TNA=self.legal_TNA[:, envs],
+            starts_TN=self.starts_TN[:, envs],
+            state=(self.state[0][:, envs], self.state[1][:, envs]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """One step of N envs: what was seen, done and got."""
+class FlatMasks:
+    """Masks of heads that do not depend on each other."""
 
-    moment: Moment
-    choice: Choice
-    values_N: Tensor
-    outcome: Outcome
+    legal_BA: Tensor
+    sizes: tuple[int, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return self.legal_BA.shape[0]
+
+    @property
+    def sampling_order(self) -> tuple[int, ...]:
+        """As declared."""
+        return tuple(range(len(self.sizes)))
+
+    def legal(self, head: int, actions_BH: Tensor) -> Tensor:
+        """The columns of this head."""
+        first = sum(self.sizes[:head])
+        return self.legal_BA[:, first : first + self.sizes[head]]
+
+
+class GymNetwork(nn.Module):
+    """Encoder, LSTM, one linear head per action dimension, V(s). The trunk is the encoding plus the LSTM's output."""
+
+    def __init__(self, obs_size: int, sizes: tuple[int, ...], width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.obs_stats = RunningMeanStd(obs_size)
+        self.encoder = nn.Sequential(linear(obs_size, width), nn.Tanh(), linear(width, width), nn.Tanh())
+        self.memory = lstm(width, width)
+        self.heads = nn.ModuleList(linear(width, size) for size in sizes)
+        self.value = ValueHead(width, width)
+        initialize_(self, generator)
+        for head in self.heads:
+            assert isinstance(head, nn.Linear)
+            scale_output_(head, 0.01, generator)
+        scale_output_(self.value.out, 1.0, generator)
+
+    def forward(self, inputs: GymInputs) -> ForwardPass:
+        """Runs T steps of N envs."""
+        encoded_TNW = self.encoder(self.obs_stats(inputs.obs_TND))
+        memory_TNW, state = unroll(self.memory, encoded_TNW, inputs.state, inputs.starts_TN)
+        trunk_BW = (encoded_TNW + memory_TNW).flatten(0, 1)
+        return ForwardPass(
+            logits_fn=partial(self._logits, trunk_BW),
+            masks=FlatMasks(inputs.legal_TNA.flatten(0, 1), self.sizes),
+            values_B=self.value(trunk_BW),
+            memory_TNW=memory_TNW,
+            state=state,
+        )
+
+    def head_parameters(self) -> dict[str, list[nn.Parameter]]:
+        """The weights of each head, by its number."""
+        return {str(number): list(head.parameters()) for number, head in enumerate(self.heads)}
+
+    def _logits(self, trunk_BW: Tensor, head: int, actions_BH: Tensor) -> Tensor:
+        logits: Tensor = self.heads[head](trunk_BW)
+        return logits
 
 
 class RecurrentPPO:
@@ -76,63 +152,92 @@ class RecurrentPPO:
     Example:
         ppo = RecurrentPPO(gymnasium.make_vec("CartPole-v1", 16, vectorization_mode="sync"), GymConfig(), run_seed=0)
         for update in ppo.learn():
-            print(ppo.env_steps, ppo.episode_returns[-1:], update.approx_kl)
+            print(ppo.env_steps, ppo.episode_returns[-1:], update["approx_kl"])
     """
 
     def __init__(self, envs: VectorEnv, config: GymConfig, *, run_seed: int, masks: MaskSource | None = None) -> None:
         self.config = config
         self.run_seed = run_seed
         self.env_steps = 0
-        """Steps learned from so far; the schedule follows it."""
+        """Steps learned from so far; the schedules follow it."""
         self.updates = 0
+        self.last_ratios_B: Tensor | None = None
+        """Joint probability ratios of all rows of the last update."""
         self.episode_returns: list[float] = []
         """Of the training episodes, in the order they ended."""
         self._envs = TensorEnvs(envs, masks)
         self._masks = masks
         self.network = GymNetwork(self._envs.obs_size, self._envs.sizes, config.width, self._generator("policy"))
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr, eps=1e-5, fused=True)
-        num_heads = len(self._envs.sizes)
-        self._exploration = Exploration(epsilons=(0.0,) * num_heads, priors=(None,) * num_heads)
         # Gymnasium wants seeds below 2^31.
         self._moment = self._envs.reset(derive_seed(run_seed, None, None, None, "envs") % 2**31)
         self._state = zero_state(self.network.memory, self._envs.num_envs)
         self._totals_N = np.zeros(self._envs.num_envs)
 
-    def learn(self) -> Iterator[UpdateResult]:
-        """Trains until `total_steps` are done; yields after every update, so the caller may look or stop.
+    def learn(self) -> Iterator[PPOUpdateMetrics]:
+        """Trains until `schedule_steps` are done; yields after every update, so the caller may look or stop.
 
         Raises:
-            NumericFailure: A reward, an observation or a return is not finite. Nothing was learned from its round.
+            NumericFailure: A reward, an observation or a return is not finite. Nothing was learned from its rollout.
         """
-        while self.env_steps < self.config.total_steps:
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.config.lr * (1.0 - 0.9 * self.env_steps / self.config.total_steps)
+        config = self.config
+        while self.env_steps < config.schedule_steps:
             rollout = self.collect()
-            experience = price(rollout, gamma=self.config.gamma, lam=self.config.lam, std_floor=ADVANTAGE_STD_FLOOR)
+            experience = with_gae(rollout, gamma=config.gamma, lam=config.lam, std_floor=config.advantage_std_floor)
             _check_returns(experience)
             self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
-            result = run_epochs(self.network, self.optimizer, experience, self._settings(), self._generator("ppo"))
-            # Only now: acting and learning of one round see the same scale.
+            settings = UpdateSettings(
+                config=config,
+                learning_rate=config.learning_rate_at(self.env_steps),
+                entropy_coef=config.entropy_coef_at(self.env_steps),
+                exploration=self._exploration,
+            )
+            result = run_epochs(self.network, self.optimizer, experience, settings, self._generator("ppo"))
+            self.last_ratios_B = result.ratios_B
+            # Only now: acting and learning of one rollout see the same scale.
             self.network.obs_stats.update(rollout.inputs.obs_TND[rollout.valid_TN])
-            self.env_steps += int(rollout.valid_TN.sum())
+            self.env_steps += result.metrics["env_steps"]
             self.updates += 1
-            yield result
+            yield result.metrics
 
     @torch.no_grad()
     def collect(self) -> Rollout[GymInputs]:
-        """Plays one round and leaves the envs where it ended."""
+        """Plays one rollout and leaves the envs where it ended."""
         initial, generator = self._state, self._generator("acting")
-        steps = []
+        rows: list[tuple[Tensor, ...]] = []
         for _ in range(self.config.steps_per_round):
+            moment = self._moment
             uniforms_NH = torch.rand(self._envs.num_envs, len(self._envs.sizes), generator=generator)
-            choice, values_N, self._state = self._decide(self._moment, self._state, uniforms_NH)
-            outcome = self._envs.step(self._moment, choice.actions_BH)
-            steps.append(_Step(self._moment, choice, values_N, outcome))
+            choice, values_N, self._state = self._decide(moment, self._state, uniforms_NH)
+            outcome = self._envs.step(moment, choice.actions_BH)
+            seen = (moment.obs_ND, moment.legal_NA, self._starts(moment), ~moment.over_N)
+            done = (choice.actions_BH, choice.log_probs_BH, choice.usable_BH, values_N)
+            rows.append((*seen, *done, outcome.rewards_N, outcome.terminated_N, outcome.truncated_N))
             self._moment = outcome.moment
-            self._count_returns(outcome)
-        # The memory does not advance here: the next round acts on this moment itself.
+            over_N = self._moment.over_N.numpy()
+            self._totals_N += outcome.rewards_N.numpy()
+            self.episode_returns += self._totals_N[over_N].tolist()
+            self._totals_N[over_N] = 0.0
+        # The LSTM state does not advance here: the next rollout acts on this moment itself.
         _, beyond_N, _ = self._decide(self._moment, self._state, None)
-        return self._rollout(steps, initial, beyond_N)
+        obs, legal, starts, valid, actions, log_probs, usable, values, rewards, terminated, truncated = (
+            torch.stack(column) for column in zip(*rows, strict=True)
+        )
+        # The rollout cuts the episodes that go on after it.
+        truncated[-1] |= valid[-1] & ~terminated[-1]
+        return Rollout(
+            inputs=GymInputs(obs_TND=obs, legal_TNA=legal, starts_TN=starts, state=initial),
+            actions_TNH=actions,
+            log_probs_TNH=log_probs,
+            usable_TNH=usable,
+            values_TN=values,
+            rewards_TN=rewards,
+            terminated_TN=terminated,
+            truncated_TN=truncated,
+            valid_TN=valid,
+            # An episode's last observation is the row after its last step, seen with its LSTM state: V(s').
+            bootstraps_TN=torch.cat([values[1:], beyond_N[None]]),
+        )
 
     @torch.no_grad()
     def evaluate(self, envs: VectorEnv, *, env_seed: int, max_steps: int = 100_000) -> list[float]:
@@ -186,7 +291,7 @@ class RecurrentPPO:
         files = read_files(directory)
         facts = read_facts(files)
         try:
-            config, run_seed = GymConfig(**facts["config"]), int(facts["run_seed"])
+            config, run_seed = GymConfig(**tuples(facts["config"])), int(facts["run_seed"])
             env_steps, updates = int(facts["env_steps"]), int(facts["updates"])
             spaces, masked = (facts["obs_size"], tuple(facts["sizes"])), bool(facts["masked"])
         except (KeyError, TypeError, ValueError) as error:
@@ -203,66 +308,26 @@ class RecurrentPPO:
         ppo.env_steps, ppo.updates = env_steps, updates
         return ppo
 
+    @property
+    def _exploration(self) -> Exploration:
+        heads, epsilon = len(self._envs.sizes), self.config.epsilon * self.config.epsilon_share_at(self.env_steps)
+        return Exploration(epsilons=(epsilon,) * heads, priors=(None,) * heads)
+
     def _decide(self, moment: Moment, state: LSTMState, uniforms_NH: Tensor | None) -> tuple[Choice, Tensor, LSTMState]:
-        """Choices by the given uniform numbers, or the most likely ones; values in units of reward; new memory."""
+        """Choices by the given uniform numbers, or the most likely ones; values in units of reward; new LSTM state."""
         inputs = GymInputs(
             obs_TND=moment.obs_ND[None],
             legal_TNA=moment.legal_NA[None],
-            starts_TN=self._forget(moment.starts_N[None]),
+            starts_TN=self._starts(moment)[None],
             state=state,
         )
         forward = self.network(inputs)
         choice = choose(forward.logits_fn, forward.masks, self._exploration, uniforms_BH=uniforms_NH)
         return choice, self.network.value.denormalize(forward.values_B), forward.state
 
-    def _rollout(self, steps: list[_Step], initial: LSTMState, beyond_N: Tensor) -> Rollout[GymInputs]:
-        values_TN = torch.stack([step.values_N for step in steps])
-        valid_TN = ~torch.stack([step.moment.over_N for step in steps])
-        terminated_TN = torch.stack([step.outcome.terminated_N for step in steps])
-        truncated_TN = torch.stack([step.outcome.truncated_N for step in steps])
-        # The round cuts the episodes that go on after it.
-        truncated_TN[-1] |= valid_TN[-1] & ~terminated_TN[-1]
-        inputs = GymInputs(
-            obs_TND=torch.stack([step.moment.obs_ND for step in steps]),
-            legal_TNA=torch.stack([step.moment.legal_NA for step in steps]),
-            starts_TN=self._forget(torch.stack([step.moment.starts_N for step in steps])),
-            state=initial,
-        )
-        return Rollout(
-            inputs=inputs,
-            actions_TNH=torch.stack([step.choice.actions_BH for step in steps]),
-            log_probs_TNH=torch.stack([step.choice.log_probs_BH for step in steps]),
-            usable_TNH=torch.stack([step.choice.usable_BH for step in steps]),
-            values_TN=values_TN,
-            rewards_TN=torch.stack([step.outcome.rewards_N for step in steps]),
-            terminated_TN=terminated_TN,
-            truncated_TN=truncated_TN,
-            valid_TN=valid_TN,
-            # An episode's last observation is the row after its last step, seen with its memory: V(s').
-            bootstraps_TN=torch.cat([values_TN[1:], beyond_N[None]]),
-        )
-
-    def _forget(self, starts: Tensor) -> Tensor:
-        return starts if self.config.memory else torch.ones_like(starts)
-
-    def _count_returns(self, outcome: Outcome) -> None:
-        over_N = outcome.moment.over_N.numpy()
-        self._totals_N += outcome.rewards_N.numpy()
-        self.episode_returns += self._totals_N[over_N].tolist()
-        self._totals_N[over_N] = 0.0
-
-    def _settings(self) -> UpdateSettings:
-        config = self.config
-        return UpdateSettings(
-            epochs=config.ppo_epochs,
-            minibatches=config.minibatches,
-            clip_ratio=config.clip_ratio,
-            target_kl=config.target_kl,
-            entropy_coef=config.entropy_coef,
-            value_coef=config.value_coef,
-            max_grad_norm=config.max_grad_norm,
-            exploration=self._exploration,
-        )
+    def _starts(self, moment: Moment) -> Tensor:
+        """Without memory every step is the first of its episode."""
+        return moment.starts_N if self.config.memory else torch.ones_like(moment.starts_N)
 
     def _generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, purpose))
@@ -274,6 +339,6 @@ def _check_returns(experience: Experience[GymInputs]) -> None:
     if bool(odd_TN.any()):
         step, env = odd_TN.nonzero()[0].tolist()
         raise NumericFailure(
-            f"env {env}, step {step} of the round: expected a finite return, got "
+            f"env {env}, step {step} of the rollout: expected a finite return, got "
             f"{experience.returns_TN[step, env].item()}. Nothing was learned from it; scale the rewards of the env down"
         )

@@ -1,4 +1,4 @@
-"""The agent: acts for N envs at once, learns from a round, saves and loads. It knows no hosts, reports or rewards."""
+"""The agent: acts for N envs at once, learns from a rollout, saves and loads. It knows no hosts, reports or rewards."""
 
 # T steps, N envs, H heads; other axes as in tamiyo_inputs
 
@@ -7,25 +7,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES, ModelFileError, derive_seed
+from esper.simic.agent.advantages import Rollout, with_gae
+from esper.simic.agent.agent_files import FACTS_FILE, pack, read_facts, read_files, tuples, unpack_, write_files
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.experience import Rollout, price
-from esper.simic.agent.files import FACTS_FILE, pack, read_facts, read_files, unpack_, write_files
-from esper.simic.agent.health import judge_observations
-from esper.simic.agent.losses import UpdateSettings
-from esper.simic.agent.metrics import by_head, performed_metrics, skipped_metrics
-from esper.simic.agent.ppo_update import run_epochs
-from esper.simic.agent.recurrence import LSTMState
+from esper.simic.agent.policy import LSTMState
+from esper.simic.agent.ppo_update import UpdateSettings, observation_health, run_epochs, skipped_metrics
 from esper.simic.agent.sampling import Choice, Distribution, Exploration, choose
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
 from esper.simic.agent.tamiyo_network import ColumnNorm, NetworkShape, TamiyoNetwork
-from esper.simic.agent.types import ActionDict, ObservationStats, PPOUpdateMetrics
+from esper.simic.agent.types import ActionDict, HeadLogProbs, PPOUpdateMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,12 @@ class Decision:
 
     def actions(self) -> list[ActionDict]:
         """The choice of every env, by one read for all of them."""
-        return [cast(ActionDict, by_head(row)) for row in self.actions_NH.tolist()]  # sync: they must reach the workers
+        rows = self.actions_NH.tolist()  # sync: they must reach the workers
+        return [cast(ActionDict, dict(zip(HEAD_NAMES, row, strict=True))) for row in rows]
+
+    def log_probs(self) -> list[HeadLogProbs]:
+        """Log-probabilities of the choices of every env, by one read for all of them."""
+        return [cast(HeadLogProbs, dict(zip(HEAD_NAMES, row, strict=True))) for row in self.log_probs_NH.tolist()]
 
 
 class PPOAgent:
@@ -64,15 +66,17 @@ class PPOAgent:
         self.updates = 0
         self.last_ratios_B: Tensor | None = None
         """Joint probability ratios of all rows that the last update looked at; None if it looked at none."""
-        self.grad_left = 1.0
-        """Which share of the network's gradients, as they lie there, clipping left."""
+        self.clip_factor = 1.0
+        """What clipping multiplied the gradients by that the network holds now."""
+        self._round_steps = 0
+        """Valid steps of the rollout that was learned from since the last `end_round`."""
         generator = torch.Generator().manual_seed(derive_seed(run_seed, None, None, None, "policy"))
         self.network = TamiyoNetwork(shape, width=config.width, op_prior=config.op_prior, generator=generator)
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=config.lr, eps=1e-5, fused=True)
 
     @property
     def exploration(self) -> Exploration:
-        """Mixture and prior, the same from the first step of a round to its last update."""
+        """Mixture and prior, the same from the first step of a rollout to its last update."""
         share = self.config.epsilon_share_at(self.env_steps)
         heads = range(len(HEAD_NAMES))
         return Exploration(
@@ -89,11 +93,11 @@ class PPOAgent:
         Args:
             observation: N envs now.
             cards: The blueprints of their layout.
-            state: Memory from the last decision; None at the start of the episodes.
+            state: LSTM state from the last decision; None at the start of the episodes.
             uniforms_NH: Draws in [0, 1) that decide the samples. None is greedy: the most likely choice, no
                 exploration.
         """
-        forward = self.network(self._remember(one_step(observation, cards, state)))
+        forward = self.network(self._with_memory(one_step(observation, cards, state)))
         choice = choose(forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH)
         return Decision(
             actions_NH=choice.actions_BH,
@@ -108,7 +112,7 @@ class PPOAgent:
     @torch.no_grad()
     def evaluate(self, inputs: TamiyoInputs, actions_TNH: Tensor) -> tuple[Choice, Tensor]:
         """What the present policy thinks of actions taken: their distribution, and the values of their states."""
-        forward = self.network(self._remember(inputs))
+        forward = self.network(self._with_memory(inputs))
         actions_BH = actions_TNH.flatten(0, 1)
         choice = choose(forward.logits_fn, forward.masks, self.exploration, actions_BH=actions_BH)
         return choice, self.network.value.denormalize(forward.values_B)
@@ -126,32 +130,46 @@ class PPOAgent:
         return far_ND, far_NSF
 
     def update(self, buffer: TamiyoRolloutBuffer) -> PPOUpdateMetrics:
-        """Learns from a round; afterwards the observation statistics catch up. The buffer is left as it is.
+        """Learns from a rollout. The buffer is left as it is; several updates over it may follow each other.
 
         If no row is valid, or a return is not finite, nothing changes and the metrics say why.
         """
         self.last_ratios_B = None
-        rollout = buffer.rollout()
-        settings, learning_rate = self._settings(), self.config.learning_rate_at(self.env_steps)
+        rollout, config, settings = buffer.rollout(), self.config, self._settings()
         if not bool(rollout.valid_TN.any()):
-            return skipped_metrics("no valid step", settings, learning_rate)
-        config = self.config
-        experience = price(rollout, gamma=config.gamma, lam=config.lam, std_floor=config.advantage_std_floor)
-        experience = replace(experience, inputs=self._remember(experience.inputs))
+            return skipped_metrics("no valid step", settings, HEAD_NAMES)
+        experience = with_gae(
+            replace(rollout, inputs=self._with_memory(rollout.inputs)),
+            gamma=config.gamma,
+            lam=config.lam,
+            std_floor=config.advantage_std_floor,
+        )
         if not bool(torch.isfinite(experience.returns_TN).all()):
-            return skipped_metrics("a return is not finite", settings, learning_rate)
-        # Predictions survive this, so it may come first: even the first round then learns in sensible units.
-        self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+            return skipped_metrics("a return is not finite", settings, HEAD_NAMES)
+        if not self._round_steps:
+            # Predictions survive this, so it may come first: even the first rollout then learns in sensible units.
+            self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, "ppo"))
         result = run_epochs(self.network, self.optimizer, experience, settings, generator)
-        self.last_ratios_B, self.grad_left = result.ratios_B, result.grad_left
-        observations = self._refresh_statistics(rollout)
-        metrics = performed_metrics(result, experience, rollout.values_TN, observations, settings, learning_rate)
-        self.env_steps += metrics["env_steps"]
+        self.last_ratios_B, self.clip_factor = result.ratios_B, result.clip_factor
+        groups = self._observed(rollout)
+        result.metrics["observations"] = observation_health(
+            (norm.stats, norm.normalised, rows) for norm, rows in groups
+        )
+        self._round_steps = result.metrics["env_steps"]
         self.updates += 1
-        return metrics
+        return result.metrics
+
+    def end_round(self, buffer: TamiyoRolloutBuffer) -> None:
+        """After the last update over a rollout: schedules move on, observation statistics take it in.
+
+        Nothing happens if no update could learn from it.
+        """
+        if self._round_steps:
+            for norm, rows in self._observed(buffer.rollout()):
+                norm.stats.update(rows[torch.isfinite(rows).all(dim=1)])
+        self.env_steps += self._round_steps
+        self._round_steps = 0
 
     def to_files(self) -> dict[str, bytes]:
         """Everything an exact continuation needs, by file name."""
@@ -173,16 +191,16 @@ class PPOAgent:
         """Rebuilds an agent; its next update gives the bits the original's would have given.
 
         Args:
-            source: The directory `save` wrote to, or what `to_files` returned.
+            source: The directory that `save` wrote, or what `to_files` returned.
 
         Raises:
-            ModelFileError: Files are missing, damaged or from an agent this code cannot build.
+            ModelFileError: Files are missing or damaged, or were written by an agent this code cannot build.
         """
         files = source if isinstance(source, Mapping) else read_files(source)
         facts = read_facts(files)
         try:
-            shape = NetworkShape(**_tuples(facts["shape"]))
-            agent = cls(shape, PPOConfig(**_tuples(facts["config"])), run_seed=facts["run_seed"])
+            shape = NetworkShape(**tuples(facts["shape"]))
+            agent = cls(shape, PPOConfig(**tuples(facts["config"])), run_seed=facts["run_seed"])
             agent.env_steps, agent.updates = int(facts["env_steps"]), int(facts["updates"])
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"{FACTS_FILE}: does not describe an agent of this release ({error})") from error
@@ -190,33 +208,21 @@ class PPOAgent:
         return agent
 
     def _settings(self) -> UpdateSettings:
-        config = self.config
         return UpdateSettings(
-            epochs=config.ppo_epochs,
-            minibatches=config.minibatches,
-            clip_ratio=config.clip_ratio,
-            target_kl=config.target_kl,
-            entropy_coef=config.entropy_coef_at(self.env_steps),
-            value_coef=config.value_coef,
-            max_grad_norm=config.max_grad_norm,
+            config=self.config,
+            learning_rate=self.config.learning_rate_at(self.env_steps),
+            entropy_coef=self.config.entropy_coef_at(self.env_steps),
             exploration=self.exploration,
         )
 
-    def _remember(self, inputs: TamiyoInputs) -> TamiyoInputs:
+    def _with_memory(self, inputs: TamiyoInputs) -> TamiyoInputs:
+        """Without memory every step is the first of its episode."""
         if self.config.memory:
             return inputs
         return replace(inputs, starts_TN=torch.ones(inputs.obs_TND.shape[:2], dtype=torch.bool))
 
-    def _refresh_statistics(self, rollout: Rollout[TamiyoInputs]) -> ObservationStats:
+    def _observed(self, rollout: Rollout[TamiyoInputs]) -> list[tuple[ColumnNorm, Tensor]]:
+        """Valid raw rows, with the statistics they belong to."""
         obs_BD = rollout.inputs.obs_TND[rollout.valid_TN]
         slots_BF = rollout.inputs.slot_obs_TNSF[rollout.valid_TN].flatten(0, 1)
-        groups: list[tuple[ColumnNorm, Tensor]] = [(self.network.obs_norm, obs_BD), (self.network.slot_norm, slots_BF)]
-        health = judge_observations([(norm.stats, norm.normalised, rows) for norm, rows in groups])
-        for norm, rows in groups:
-            norm.stats.update(rows[torch.isfinite(rows).all(dim=1)])
-        return health
-
-
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows no tuples."""
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        return [(self.network.obs_norm, obs_BD), (self.network.slot_norm, slots_BF)]

@@ -1,7 +1,7 @@
-"""One round of experience: every step of every env, stored once in preallocated tensors. How they were made is unknown.
+"""Storage of one rollout: every step of every env, written once into preallocated tensors.
 
-Episodes start from an empty memory at row 0, so no hidden state is stored. Observations are raw; normaliser
-statistics stay fixed from the first step of a round to its last update, so what is learned from is what was acted on.
+Episodes start from a zero LSTM state at row 0, so none is stored. Observations are raw; normaliser statistics stay
+fixed from the first step of a rollout to its last update, so what is learned from is what was acted on.
 """
 
 # T steps, N envs, H heads; other axes as in tamiyo_inputs
@@ -14,54 +14,16 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.simic.agent.experience import Rollout
-from esper.simic.agent.tamiyo_inputs import Cards, Observation, TamiyoInputs, TamiyoMasks
+from esper.simic.agent.advantages import Rollout
+from esper.simic.agent.tamiyo_inputs import Cards, Observation, TamiyoInputs, one_step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBatch:
-    """One step of N envs."""
-
-    observation: Observation
-    actions_NH: Tensor
-    log_probs_NH: Tensor
-    usable_NH: Tensor
-    """True where the head had more than one legal choice."""
-    values_N: Tensor
-    rewards_N: Tensor
-    """Scaled by the round's frozen scale."""
-    terminated_N: Tensor
-    """The episode ended here for real: by its horizon or by a rollback. Nothing follows."""
-    truncated_N: Tensor
-    """The row is the last one for a reason outside the episode, such as a lost worker."""
-    valid_N: Tensor
-    """False for an env that sits out: its row means nothing."""
-    bootstraps_N: Tensor
-    """Value of the state after a truncated row; unused elsewhere."""
-
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class TamiyoRolloutBuffer:
-    """Storage for T steps of N envs. Filled by `write`, read as a whole, emptied by `clear`."""
+    """Room for T steps of N envs. Filled by `write`, read as a whole, emptied by `clear`."""
 
-    num_steps: int
-    num_envs: int
-    cards: Cards
-    obs_TND: Tensor
-    slot_obs_TNSF: Tensor
-    op_masks_TNO: Tensor
-    slot_masks_TNOS: Tensor
-    blueprint_masks_TNSP: Tensor
-    blend_masks_TNL: Tensor
-    actions_TNH: Tensor
-    log_probs_TNH: Tensor
-    usable_TNH: Tensor
-    values_TN: Tensor
-    rewards_TN: Tensor
-    terminated_TN: Tensor
-    truncated_TN: Tensor
-    valid_TN: Tensor
-    bootstraps_TN: Tensor
+    storage: Rollout[TamiyoInputs]
+    """All T rows, also those not written yet."""
     position: int = 0
 
     @classmethod
@@ -69,97 +31,60 @@ class TamiyoRolloutBuffer:
         """Makes room for `num_steps` steps of observations like `example`."""
         num_envs = example.obs_ND.shape[0]
 
-        def like(tensor: Tensor) -> Tensor:
-            return torch.zeros(num_steps, *tensor.shape, dtype=tensor.dtype)
-
-        def per_row(*shape: int, dtype: torch.dtype) -> Tensor:
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(num_steps, num_envs, *shape, dtype=dtype)
 
         return cls(
-            num_steps=num_steps,
-            num_envs=num_envs,
-            cards=cards,
-            obs_TND=like(example.obs_ND),
-            slot_obs_TNSF=like(example.slot_obs_NSF),
-            op_masks_TNO=like(example.masks.op_NO),
-            slot_masks_TNOS=like(example.masks.slot_NOS),
-            blueprint_masks_TNSP=like(example.masks.blueprint_NSP),
-            blend_masks_TNL=like(example.masks.blend_NL),
-            actions_TNH=per_row(len(HEAD_NAMES), dtype=torch.long),
-            log_probs_TNH=per_row(len(HEAD_NAMES), dtype=torch.float32),
-            usable_TNH=per_row(len(HEAD_NAMES), dtype=torch.bool),
-            values_TN=per_row(dtype=torch.float32),
-            rewards_TN=per_row(dtype=torch.float32),
-            terminated_TN=per_row(dtype=torch.bool),
-            truncated_TN=per_row(dtype=torch.bool),
-            valid_TN=per_row(dtype=torch.bool),
-            bootstraps_TN=per_row(dtype=torch.float32),
+            Rollout(
+                inputs=one_step(example, cards, None).map(lambda row: zeros(row.dtype, *row.shape[2:])),
+                actions_TNH=zeros(torch.long, len(HEAD_NAMES)),
+                log_probs_TNH=zeros(torch.float32, len(HEAD_NAMES)),
+                usable_TNH=zeros(torch.bool, len(HEAD_NAMES)),
+                values_TN=zeros(torch.float32),
+                rewards_TN=zeros(torch.float32),
+                terminated_TN=zeros(torch.bool),
+                truncated_TN=zeros(torch.bool),
+                valid_TN=zeros(torch.bool),
+                bootstraps_TN=zeros(torch.float32),
+            )
         )
 
-    def write(self, step: StepBatch) -> None:
-        """Copies one step into the next row.
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self.storage.valid_TN.shape[1]
+
+    def write(self, step: Rollout[TamiyoInputs]) -> None:
+        """Copies one step, a rollout of length 1, into the next row.
 
         Raises:
-            IndexError: The buffer is full; a round has exactly `num_steps` steps.
+            IndexError: The buffer is full; a rollout has exactly `num_steps` steps.
         """
-        if self.position >= self.num_steps:
-            raise IndexError(f"rollout buffer is full: it holds {self.num_steps} steps; update and clear it first")
-        row, masks = self.position, step.observation.masks
-        for storage_TN, values_N in (
-            (self.obs_TND, step.observation.obs_ND),
-            (self.slot_obs_TNSF, step.observation.slot_obs_NSF),
-            (self.op_masks_TNO, masks.op_NO),
-            (self.slot_masks_TNOS, masks.slot_NOS),
-            (self.blueprint_masks_TNSP, masks.blueprint_NSP),
-            (self.blend_masks_TNL, masks.blend_NL),
-            (self.actions_TNH, step.actions_NH),
-            (self.log_probs_TNH, step.log_probs_NH),
-            (self.usable_TNH, step.usable_NH),
-            (self.values_TN, step.values_N),
-            (self.rewards_TN, step.rewards_N),
-            (self.terminated_TN, step.terminated_N),
-            (self.truncated_TN, step.truncated_N),
-            (self.valid_TN, step.valid_N),
-            (self.bootstraps_TN, step.bootstraps_N),
-        ):
-            storage_TN[row].copy_(values_N)
+        num_steps = self.storage.valid_TN.shape[0]
+        if self.position >= num_steps:
+            raise IndexError(f"rollout buffer is full: it holds {num_steps} steps; update and clear it first")
+        for stored_TN, new_1N in zip(_tensors(self.storage), _tensors(step), strict=True):
+            stored_TN[self.position].copy_(new_1N[0])
         self.position += 1
 
     def truncate(self, env: int, bootstrap: float) -> None:
-        """Cuts an env's sequence off after the row written last, which then counts on with this value."""
+        """Cuts an env's sequence off after the row written last, which is bootstrapped with this value."""
         if self.position:
-            self.truncated_TN[self.position - 1, env] = True
-            self.bootstraps_TN[self.position - 1, env] = bootstrap
+            self.storage.truncated_TN[self.position - 1, env] = True
+            self.storage.bootstraps_TN[self.position - 1, env] = bootstrap
 
     def rollout(self) -> Rollout[TamiyoInputs]:
         """The rows written so far, without copying."""
         rows = slice(self.position)
-        inputs = TamiyoInputs(
-            obs_TND=self.obs_TND[rows],
-            slot_obs_TNSF=self.slot_obs_TNSF[rows],
-            masks=TamiyoMasks(
-                op_NO=self.op_masks_TNO[rows],
-                slot_NOS=self.slot_masks_TNOS[rows],
-                blueprint_NSP=self.blueprint_masks_TNSP[rows],
-                blend_NL=self.blend_masks_TNL[rows],
-            ),
-            cards=self.cards,
-            state=None,
-            starts_TN=None,
-        )
-        return Rollout(
-            inputs=inputs,
-            actions_TNH=self.actions_TNH[rows],
-            log_probs_TNH=self.log_probs_TNH[rows],
-            usable_TNH=self.usable_TNH[rows],
-            values_TN=self.values_TN[rows],
-            rewards_TN=self.rewards_TN[rows],
-            terminated_TN=self.terminated_TN[rows],
-            truncated_TN=self.truncated_TN[rows],
-            valid_TN=self.valid_TN[rows],
-            bootstraps_TN=self.bootstraps_TN[rows],
-        )
+        tensors = {name: tensor[rows] for name, tensor in self.storage.tensors().items()}
+        return Rollout(inputs=self.storage.inputs.map(lambda tensor: tensor[rows]), **tensors)
 
     def clear(self) -> None:
-        """Starts the next round. Rows are overwritten before they are read again."""
+        """Starts the next rollout. Rows are overwritten before they are read again."""
         self.position = 0
+
+
+def _tensors(rollout: Rollout[TamiyoInputs]) -> list[Tensor]:
+    inputs, masks = rollout.inputs, rollout.inputs.masks
+    seen = [inputs.obs_TND, inputs.slot_obs_TNSF, masks.op_NO, masks.slot_NOS, masks.blueprint_NSP, masks.blend_NL]
+    return [*seen, *rollout.tensors().values()]

@@ -1,7 +1,4 @@
-"""Tamiyo's observation and masks as tensors, and her choices as specs: where records meet the network.
-
-The rows themselves come from tamiyo's feature tables; this module only stacks them.
-"""
+"""Tamiyo's observations and masks as tensors. The rows come from tamiyo's feature tables; this module stacks them."""
 
 # T steps, N envs, B = T x N rows, S slots, P blueprints, O ops, L blends, D global features, F slot features,
 # C card features, H heads
@@ -9,20 +6,14 @@ The rows themselves come from tamiyo's feature tables; this module only stacks t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from esper.leyline import (
-    HEAD_NAMES,
-    HEADS,
-    OPS,
-    SAMPLING_ORDER,
-    ActionMasks,
-)
-from esper.simic.agent.recurrence import LSTMState
+from esper.leyline import HEAD_NAMES, HEADS, OPS, SAMPLING_ORDER, ActionMasks
+from esper.simic.agent.policy import LSTMState
 
 SLOT, BLUEPRINT, BLEND, OP = (HEAD_NAMES.index(name) for name in ("slot", "blueprint", "blend", "op"))
 ORDER: tuple[int, ...] = tuple(HEAD_NAMES.index(name) for name in SAMPLING_ORDER)
@@ -125,19 +116,26 @@ class TamiyoInputs:
     masks: TamiyoMasks
     cards: Cards
     state: LSTMState | None
-    """Memory before the first step; None where episodes start there."""
+    """LSTM state before the first step; None where episodes start there."""
     starts_TN: Tensor | None
-    """Steps before which the memory is cleared; None for none."""
+    """Steps before which the LSTM state is cleared; None for none."""
 
     def select(self, envs: Tensor) -> Self:
         """The sequences of some envs."""
-        return type(self)(
-            obs_TND=self.obs_TND[:, envs],
-            slot_obs_TNSF=self.slot_obs_TNSF[:, envs],
-            masks=self.masks.map(lambda mask: mask[:, envs]),
-            cards=self.cards,
+        chosen = self.map(lambda tensor: tensor[:, envs])
+        return replace(
+            chosen,
             state=None if self.state is None else (self.state[0][:, envs], self.state[1][:, envs]),
             starts_TN=None if self.starts_TN is None else self.starts_TN[:, envs],
+        )
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same change of leading axes applied to observations and masks."""
+        return replace(
+            self,
+            obs_TND=change(self.obs_TND),
+            slot_obs_TNSF=change(self.slot_obs_TNSF),
+            masks=self.masks.map(change),
         )
 
 

@@ -16,10 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import BLENDS, OPS
-from esper.simic.agent.policy import ForwardPass, initialize_, linear, lstm, scale_output_
-from esper.simic.agent.recurrence import unroll, zero_state
+from esper.simic.agent.policy import (
+    ForwardPass,
+    ValueHead,
+    initialize_,
+    linear,
+    lstm,
+    scale_output_,
+    unroll,
+    zero_state,
+)
 from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, SLOT, Cards, TamiyoInputs
-from esper.simic.agent.value_head import ValueHead
 from esper.simic.control.normalization import RunningMeanStd
 
 ENCODING = 64
@@ -121,15 +128,14 @@ class TamiyoNetwork(nn.Module):
             state=state,
         )
 
-    def head_parameters(self) -> tuple[list[nn.Parameter], ...]:
+    def head_parameters(self) -> dict[str, list[nn.Parameter]]:
         """The weights that serve one head alone, in storage order."""
-        by_head: dict[int, list[nn.Parameter]] = {
-            SLOT: [*self.slot_query.parameters(), *self.slot_key.parameters()],
-            BLUEPRINT: [*self.blueprint_context.parameters(), *self.blueprint_score.parameters()],
-            BLEND: [*self.blend_head.parameters()],
-            OP: [*self.op_head.parameters()],
+        return {
+            "slot": [*self.slot_query.parameters(), *self.slot_key.parameters()],
+            "blueprint": [*self.blueprint_context.parameters(), *self.blueprint_score.parameters()],
+            "blend": [*self.blend_head.parameters()],
+            "op": [*self.op_head.parameters()],
         }
-        return tuple(by_head[head] for head in sorted(by_head))
 
     def _encode_cards(self, cards: Cards) -> Tensor:
         # Id 0 is a blueprint the network was not built with: judged by its card alone.

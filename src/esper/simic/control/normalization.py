@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ REWARD_LIMIT = 10.0
 MIN_REWARD_SCALE = 0.2
 
 
+RewardT = TypeVar("RewardT", float, Tensor)
+
+
 class RunningMeanStd(nn.Module):
     """Mean and variance per column over all rows seen. Buffers, so they move and save with the network they serve.
 
@@ -30,11 +34,12 @@ class RunningMeanStd(nn.Module):
     var: Tensor
     count: Tensor
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, shape: int | tuple[int, ...], device: torch.device | str | None = None) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(size, dtype=torch.float64))
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64, device=device))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64, device=device))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64, device=device))
+        self.register_state_dict_post_hook(_copy_statistics)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def update(self, rows_BD: Tensor) -> None:
@@ -63,6 +68,12 @@ class RunningMeanStd(nn.Module):
         return scaled.clamp(-OBSERVATION_LIMIT, OBSERVATION_LIMIT)
 
 
+def _copy_statistics(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
+    """A state dict must not change when the live statistics do."""
+    for name, tensor in module.named_buffers(recurse=False):
+        state[prefix + name] = tensor.detach().clone()
+
+
 class RewardNormalizer:
     """Divides rewards by their running root mean square and subtracts nothing, so signs and telescoping sums survive.
 
@@ -70,9 +81,11 @@ class RewardNormalizer:
     a caller that adds them once per round has one scale for the whole round.
     """
 
-    __slots__ = ("count", "m2", "mean", "num_clipped")
+    __slots__ = ("clip", "count", "m2", "mean", "num_clipped")
 
-    def __init__(self) -> None:
+    def __init__(self, clip: float = REWARD_LIMIT) -> None:
+        self.clip = clip
+        """Limit of a normalized reward, in units of the scale."""
         self.mean = 0.0
         self.m2 = 0.0
         self.count = 0
@@ -104,29 +117,27 @@ class RewardNormalizer:
             return 1.0
         return max(MIN_REWARD_SCALE, math.sqrt(self.m2 / self.count + self.mean * self.mean))
 
-    def normalize_only(self, reward: float) -> float:
-        """The reward in units of the present scale, limited to ten of them.
+    def normalize_only(self, reward: RewardT) -> RewardT:
+        """One reward or a tensor of them in units of the present scale, limited to `clip` of them.
 
         Raises:
-            ValueError: It is not finite; limited, it would look like the best or worst reward there is.
+            ValueError: A single one is not finite; limited, it would look like the best or worst reward there is.
         """
+        if isinstance(reward, Tensor):
+            scaled = reward.div(self.scale)
+            self.num_clipped += int((scaled.abs() > self.clip).sum())
+            return scaled.clamp(-self.clip, self.clip)
         if not math.isfinite(reward):
             raise ValueError(f"expected a finite reward, got {reward}; mend the reward that is paid")
-        scaled = reward / self.scale
-        if abs(scaled) <= REWARD_LIMIT:
-            return scaled
+        ratio = reward / self.scale
+        if abs(ratio) <= self.clip:
+            return ratio
         self.num_clipped += 1
-        return math.copysign(REWARD_LIMIT, scaled)
+        return math.copysign(self.clip, ratio)
 
-    def normalize_(self, rewards: Tensor) -> None:
-        """Many rewards at once, in place: what `normalize_only` does to one, in the precision they are stored in."""
-        scaled = rewards.div(self.scale)
-        self.num_clipped += int((scaled.abs() > REWARD_LIMIT).sum())
-        rewards.copy_(scaled.clamp(-REWARD_LIMIT, REWARD_LIMIT))
-
-    def update_and_normalize(self, reward: float) -> float:
-        """Adds one sample, then normalizes it with the scale that includes it."""
-        self.update((reward,))
+    def update_and_normalize(self, reward: RewardT, samples: Iterable[float] | None = None) -> RewardT:
+        """Adds the samples, by default the rewards themselves, then normalizes with the scale that includes them."""
+        self.update(torch.as_tensor(reward, dtype=torch.float64).flatten().tolist() if samples is None else samples)
         return self.normalize_only(reward)
 
     def state_dict(self) -> dict[str, float]:

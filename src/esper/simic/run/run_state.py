@@ -13,7 +13,7 @@ import msgspec
 
 from esper.leyline import BatchSummary, CheckpointError, ModelFileError
 from esper.leyline.rundir import CHECKPOINTS_DIR
-from esper.simic.agent.files import FACTS_FILE, POLICY_FILE
+from esper.simic.agent.agent_files import FACTS_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import SimicClient
 from esper.simic.rewards import Calibration

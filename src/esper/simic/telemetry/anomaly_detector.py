@@ -117,7 +117,7 @@ class AnomalyDetector:
         self._num_updates += 1
         self._num_skipped = 0 if metrics["performed"] else self._num_skipped + 1
         readings = {"skipped_updates": float(self._num_skipped)}
-        norm = metrics["gradient_stats"]["norm_mean"]
+        norm = metrics["gradient_stats"]["grad_norm"]
         if norm is not None and math.isfinite(norm) and norm > 0:
             if len(self._grad_norms) >= GRAD_MIN_HISTORY:
                 readings["grad_drift"] = abs(math.log(norm / median(self._grad_norms)))

@@ -7,8 +7,8 @@ Importing this module loads no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from esper.leyline import (
     ActionOutcome,
@@ -19,29 +19,21 @@ from esper.leyline import (
     BatchSummary,
     ChoiceStats,
     CoalitionMeasured,
-    CriticFit,
     EpisodeCompleted,
     EventSink,
-    HeadUpdate,
-    JointRatios,
     LayerGradientStats,
     LayerHealth,
-    LSTMHealth,
-    Moments,
-    ObservationHealth,
-    PolicyLosses,
     PPOUpdateCompleted,
     ProfileMeasured,
     Severity,
     TelemetryEvent,
     TelemetryEventType,
     TelemetryLevel,
-    UpdateGradients,
     fill_ids,
     make_event,
 )
 from esper.leyline.thresholds import DEAD_ZERO_SHARE, DEGRADATION_SHARE, EXPLODING_LARGE_SHARE
-from esper.simic.agent.types import HeadStats, PPOUpdateMetrics
+from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.rewards.types import RewardComponentsTelemetry
 from esper.simic.telemetry.anomaly_detector import AnomalyReport, EscalationState, level_at
 from esper.simic.telemetry.records import Clock, Decision, EnvContext, brief_or_none, price
@@ -174,44 +166,7 @@ def emit_ppo_update_event(
     hub: EventSink, round_idx: int, metrics: PPOUpdateMetrics, layers: Sequence[LayerGradientStats] | None = None
 ) -> None:
     """Tells how an update went, also one that was skipped. `layers` is given at level DEBUG."""
-    data = PPOUpdateCompleted(
-        performed=metrics["performed"],
-        skip_reason=metrics["skip_reason"],
-        num_optimizer_steps=metrics["num_optimizer_steps"],
-        num_env_steps=metrics["env_steps"],
-        kl_stopped=metrics["kl_stopped"],
-        losses=PolicyLosses(
-            policy=metrics["policy_loss"],
-            value=metrics["value_loss"],
-            entropy=metrics["entropy_loss"],
-            total=metrics["total_loss"],
-        ),
-        joint=JointRatios(
-            approx_kl=metrics["approx_kl"],
-            clip_share=metrics["clip_fraction"],
-            ratio_mean=metrics["ratio_mean"],
-            ratio_min=metrics["ratio_min"],
-            ratio_max=metrics["ratio_max"],
-        ),
-        critic=CriticFit(
-            explained_variance=metrics["explained_variance"],
-            value_nrmse=metrics["value_nrmse"],
-            return_corr=metrics["return_corr"],
-        ),
-        returns=Moments(mean=metrics["return_mean"], std=metrics["return_std"]),
-        advantages=Moments(mean=metrics["advantage_mean"], std=metrics["advantage_std"]),
-        grad=UpdateGradients(**metrics["gradient_stats"]),
-        heads=_heads(metrics),
-        lstm=None if metrics["lstm"] is None else LSTMHealth(**metrics["lstm"]),
-        observations=None if metrics["observations"] is None else ObservationHealth(**metrics["observations"]),
-        decision_share=metrics["decision_share"],
-        num_rewards_clipped=metrics["num_rewards_clipped"],
-        lr=metrics["learning_rate"],
-        entropy_coef=metrics["entropy_coef"],
-        clip_range=metrics["clip_ratio"],
-        target_kl=metrics["target_kl"],
-        layers=None if layers is None else tuple(layers),
-    )
+    data = PPOUpdateCompleted(**metrics, layers=None if layers is None else tuple(layers))
     severity = Severity.INFO if metrics["performed"] else Severity.WARNING
     hub.emit(make_event(T.PPO_UPDATE_COMPLETED, data, severity, round=round_idx))
 
@@ -273,19 +228,3 @@ def _emit_env(
 ) -> None:
     event = make_event(kind, data, severity, round=ctx.round, episode=ctx.episode, env=ctx.env, epoch=ctx.epoch)
     hub.emit(event)
-
-
-def _heads(metrics: PPOUpdateMetrics) -> dict[str, HeadUpdate]:
-    stats_by_head = cast(Mapping[str, HeadStats], metrics["heads"])
-    entropies = cast(Mapping[str, float | None], metrics["head_entropies"])
-    return {
-        head: HeadUpdate(
-            entropy_share=entropies[head],
-            kl=stats["kl"],
-            clip_share=stats["clip_fraction"],
-            grad_norm=stats["grad_norm"],
-            num_usable=stats["num_usable"],
-            grad_state=stats["grad_state"],
-        )
-        for head, stats in stats_by_head.items()
-    }

@@ -12,7 +12,7 @@ from typing import cast
 
 from esper.leyline import ChoiceStats, EpochReport, LifecycleOp, record
 from esper.leyline.thresholds import MIN_RATE_EPISODES, MIN_USABLE
-from esper.simic.agent.types import HeadStats, PPOUpdateMetrics
+from esper.simic.agent.types import PPOUpdateMetrics
 
 Readings = dict[str, float]
 
@@ -64,8 +64,8 @@ def num_nonfinite(metrics: PPOUpdateMetrics) -> int | None:
     lstm, seen = metrics["lstm"], metrics["observations"]
     if seen is None:
         return None
-    counted = metrics["gradient_stats"]["num_nonfinite"] + seen["num_nonfinite"]
-    counted += lstm["num_nonfinite"] if lstm else 0
+    counted = metrics["gradient_stats"]["num_nonfinite"] + seen.num_nonfinite
+    counted += lstm.num_nonfinite if lstm else 0
     losses = (metrics["policy_loss"], metrics["value_loss"], metrics["entropy_loss"], metrics["total_loss"])
     ratios = (metrics["approx_kl"], metrics["ratio_mean"], metrics["ratio_min"], metrics["ratio_max"])
     return counted + sum(value is not None and not math.isfinite(value) for value in (*losses, *ratios))
@@ -81,29 +81,29 @@ def wait_share(ops: ChoiceStats | None) -> float | None:
 
 def _policy_readings(metrics: PPOUpdateMetrics, ops: ChoiceStats | None) -> dict[str, float | None]:
     grad, lstm, seen = metrics["gradient_stats"], metrics["lstm"], metrics["observations"]
-    norm, kl, target = grad["norm_mean"], metrics["approx_kl"], metrics["target_kl"]
+    norm, kl, target = grad["grad_norm"], metrics["approx_kl"], metrics["target_kl"]
     found: dict[str, float | None] = {
         "num_nonfinite": num_nonfinite(metrics),
         "kl_over_target": None if kl is None or target <= 0 else kl / target,
         "approx_kl": kl,
-        "clip_share": metrics["clip_fraction"],
+        "clip_fraction": metrics["clip_fraction"],
         "ratio_max": metrics["ratio_max"],
         "ratio_min": metrics["ratio_min"],
         "value_nrmse": metrics["value_nrmse"],
         "return_corr": metrics["return_corr"],
         "grad_norm_over_clip": None if norm is None else norm / grad["clip_norm"],
-        "lstm_saturated_share": lstm["saturated_share"] if lstm else None,
-        "lstm_c_rms": lstm["c_rms"] if lstm else None,
-        "lstm_h_rms": lstm["h_rms"] if lstm else None,
-        "observation_outlier_share": seen["outlier_share"] if seen else None,
-        "observation_clipped_share": seen["clipped_share"] if seen else None,
-        "observation_drift": seen["drift"] if seen else None,
+        "lstm_saturated_share": lstm.saturated_share if lstm else None,
+        "lstm_c_rms": lstm.c_rms if lstm else None,
+        "lstm_h_rms": lstm.h_rms if lstm else None,
+        "observation_outlier_share": seen.outlier_share if seen else None,
+        "observation_clipped_share": seen.clipped_share if seen else None,
+        "observation_drift": seen.drift if seen else None,
         "decision_share": metrics["decision_share"],
         "wait_share": wait_share(ops),
     }
     entropies = cast(Mapping[str, float | None], metrics["head_entropies"])
-    for head, stats in cast(Mapping[str, HeadStats], metrics["heads"]).items():
-        if stats["num_usable"] >= MIN_USABLE:
+    for head, stats in metrics["heads"].items():
+        if stats.num_usable >= MIN_USABLE:
             found[f"entropy_share:{head}"] = entropies[head]
     return found
 

@@ -1,49 +1,58 @@
-"""Between the loop and the agent: how long schedules run, and when failed updates end a run. Knows no hosts."""
+"""Between the loop and the agent: PPO updates per rollout, schedule lengths, when failed updates end a run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 from esper.leyline import THRESHOLDS, NumericFailure, Severity
+from esper.simic.telemetry.aggregation import aggregate_ppo_metrics
 
 if TYPE_CHECKING:
     from esper.simic.agent.types import PPOUpdateMetrics
 
 
 class Learner(Protocol):
-    """Anything that learns from the round it has just played."""
+    """Anything that learns from the rollout it has just played."""
 
     def update(self) -> PPOUpdateMetrics | None:
         """One update; None for a controller that does not learn."""
+
+    def end_round(self) -> None:
+        """Called after the last update over a rollout."""
 
 
 class UpdatesFailed(NumericFailure):
     """Several updates in a row could not be performed: the policy no longer learns."""
 
 
-def run_ppo_updates(learner: Learner, num_skipped: int) -> tuple[PPOUpdateMetrics | None, int]:
-    """Lets the policy learn from a round, and counts how many updates in a row were skipped.
+def run_ppo_updates(learner: Learner, num_skipped: int, num_updates: int = 1) -> tuple[PPOUpdateMetrics | None, int]:
+    """Updates the policy on one rollout, and counts the rounds in a row without an update.
 
     Args:
-        learner: Has the round in its buffer.
-        num_skipped: Updates skipped in a row so far.
+        learner: Has the rollout in its buffer.
+        num_skipped: Rounds skipped in a row so far.
+        num_updates: Updates over the rollout; fewer follow if one is skipped or stopped by the KL limit.
 
     Returns:
-        The metrics, and the new count.
+        The metrics of the updates as one, None for a controller that does not learn; and the new count.
     """
-    metrics = learner.update()
-    return metrics, 0 if metrics is None or metrics["performed"] else num_skipped + 1
+    updates: list[PPOUpdateMetrics] = []
+    while len(updates) < num_updates and (metrics := learner.update()) is not None:
+        updates.append(metrics)
+        if metrics["kl_stopped"] or not metrics["performed"]:
+            break
+    learner.end_round()
+    if not updates:
+        return None, 0
+    merged = aggregate_ppo_metrics(updates)
+    return merged, 0 if merged["performed"] else num_skipped + 1
 
 
 def check_updates(metrics: PPOUpdateMetrics | None, num_skipped: int) -> None:
     """Ends a run whose policy no longer learns, at the limit at which the alarm becomes critical.
 
-    Args:
-        metrics: Of the last update.
-        num_skipped: Updates skipped in a row, the last one included.
-
     Raises:
-        UpdatesFailed: There are too many of them.
+        UpdatesFailed: Too many updates in a row were skipped, the last one included.
     """
     if metrics is not None and THRESHOLDS["skipped_updates"].severity_of(num_skipped) is Severity.CRITICAL:
         raise UpdatesFailed(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,8 +21,8 @@ from esper.leyline import (
     SeenByPolicy,
     heads_used_by,
 )
-from esper.simic.agent.health import OUTLIER
 from esper.simic.agent.ppo import Decision
+from esper.simic.agent.ppo_update import OUTLIER
 from esper.simic.control.normalization import OBSERVATION_LIMIT
 from esper.simic.telemetry.records import Decision as DecisionRecord
 from esper.simic.telemetry.records import brief, brief_or_none
@@ -48,7 +49,7 @@ def decision_records(
     """
     rows = zip(
         specs,
-        decision.log_probs_NH.tolist(),
+        cast(list[Mapping[str, float]], decision.log_probs()),
         decision.entropies_NH.tolist(),
         decision.num_legal_NH.tolist(),
         decision.values_N.tolist(),
@@ -96,7 +97,7 @@ def _probs(decision: Decision, envs: Sequence[int], layout: HostLayout) -> list[
 
 def _decision(
     spec: ActionSpec,
-    log_probs: list[float],
+    log_probs: Mapping[str, float],
     entropies: list[float],
     num_legal: list[int],
     value: float,
@@ -104,9 +105,9 @@ def _decision(
     seen: SeenByPolicy | None,
 ) -> DecisionRecord:
     used = [(head, row) for row, head in enumerate(HEAD_NAMES) if num_legal[row] > 1 and head in heads_used_by(spec.op)]
-    heads = {
+    heads: dict[str, HeadDecision] = {
         head: HeadDecision(
-            prob_share=brief(math.exp(log_probs[row])),
+            prob_share=brief(math.exp(log_probs[head])),
             entropy_share=brief(entropies[row]),
             num_legal=num_legal[row],
             probs=probs.get(head),
@@ -115,7 +116,7 @@ def _decision(
     }
     return DecisionRecord(
         value=brief(value),
-        log_prob=brief(math.fsum(log_probs)),
+        log_prob=brief(math.fsum(log_probs.values())),
         heads=heads,
         seen=seen,
     )

@@ -227,7 +227,7 @@ class AgentReads:
 
 def _left(agent: PPOAgent) -> Left:
     """What clipping left of the gradients of the last minibatch."""
-    return dict.fromkeys(agent.network.parameters(), agent.grad_left)
+    return dict.fromkeys(agent.network.parameters(), agent.clip_factor)
 
 
 @contextmanager

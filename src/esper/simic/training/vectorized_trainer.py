@@ -45,6 +45,9 @@ class Client(PolicyProtocol, Protocol):
     def update(self) -> PPOUpdateMetrics | None:
         """Learns from the round; None if there is nothing to learn."""
 
+    def end_round(self) -> None:
+        """Called after the last update of the round."""
+
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes."""
 
@@ -172,7 +175,8 @@ class VectorizedPPOTrainer:
         seeds = episode_seeds(self.config.seed, round_idx, self.config.envs)
         self.recorder.round_begins(round_idx)
         final = run_episodes(self.pool, self.client, seeds, self.horizon, (self.recorder, clock))  # hosts learn
-        metrics, self.num_skipped = run_ppo_updates(self.client, self.num_skipped)  # the policy learns
+        num_updates = self.config.ppo_updates_per_batch
+        metrics, self.num_skipped = run_ppo_updates(self.client, self.num_skipped, num_updates)  # the policy learns
         clock.note("update")
         episodes = self.client.episode_stats()
         self.num_env_steps += sum(episode.num_epochs for episode in episodes)

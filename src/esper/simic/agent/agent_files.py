@@ -75,6 +75,11 @@ def read_facts(files: Mapping[str, bytes]) -> dict[str, Any]:
     return dict(facts)
 
 
+def tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of a record with its lists as tuples, which JSON does not know."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
 def unpack_(network: nn.Module, optimizer: torch.optim.Optimizer, files: Mapping[str, bytes]) -> None:
     """Loads weights, statistics and optimizer moments.
 
