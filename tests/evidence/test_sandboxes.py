@@ -217,7 +217,8 @@ def test_whoever_stops_the_command_keeps_what_is_done(
         return result(run_seed)
 
     monkeypatch.setattr(sandbox_training, "run_sandbox", second_is_stopped)
-    monkeypatch.setattr(command, "Console", partial(Console, force_terminal=terminal, width=200))
+    console = partial(Console, force_terminal=terminal, color_system=None, width=200)
+    monkeypatch.setattr(command, "plain_console", console)
     with pytest.raises(SystemExit) as stopped:
         main(["sandbox", "--seeds", "2", "--only", "coin"])
     assert stopped.value.code == 130

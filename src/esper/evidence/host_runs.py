@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from esper.evidence.static_networks import StaticNetwork, StaticWorkerSpec, build_static_worker
+from esper.evidence.static_networks import HostWorkerSpec, StaticNetwork, build_host_worker
 from esper.kasmina import MorphogeneticModel, export_module
 from esper.leyline import (
     ActionExecutionResult,
@@ -38,7 +38,7 @@ from esper.leyline import (
 )
 from esper.runtime.datasets import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, override
-from esper.simic.training.env_factory import build_worker, make_worker_spec
+from esper.simic.training.env_factory import make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting, life_epochs
@@ -140,12 +140,9 @@ class HostRunner:
         with ExitStack() as stack:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="esper-")))
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
+            hosts = HostWorkerSpec(worker=spec, networks=networks)
             kind = "process" if workers > 1 else "inline"
-            if networks is None:
-                pool = EnginePool(build_worker, spec, kind=kind, workers=workers, wanted=SEED_EVENTS)
-            else:
-                static = StaticWorkerSpec(worker=spec, networks=networks)
-                pool = EnginePool(build_static_worker, static, kind=kind, workers=workers, wanted=SEED_EVENTS)
+            pool = EnginePool(build_host_worker, hosts, kind=kind, workers=workers, wanted=SEED_EVENTS)
             self._pool = stack.enter_context(pool)
             self._stack = stack.pop_all()
 

@@ -26,7 +26,7 @@ from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
 from esper.evidence.summary import FIGURES, ArmPair, Summary, expected_runs, summarise
 from esper.leyline import record
 
-OPS = ("germinate", "advance", "prune", "fossilize")
+GROWTH_OPS = ("germinate", "advance", "prune", "fossilize")
 PROTOCOL = """\
 All arms of a pair share run seed, initial weights (where shapes agree), batches, batch size, augmentation, optimizer,
 learning rate schedule, number of epochs and parameter budget. What counts is the committed network (host and kept
@@ -272,7 +272,7 @@ def _checks(title: str, checks: Sequence[CheckResult]) -> Iterator[str]:
 
 
 def _detail(manifest: EvaluationManifest, arm: str, mean: pd.Series) -> list[str]:
-    ops = "/".join(f"{mean[f'num_{op}']:.1f}" for op in OPS)
+    ops = "/".join(f"{mean[f'num_{op}']:.1f}" for op in GROWTH_OPS)
     return [arm, ARMS[arm].description, _plain(manifest.settings.get(arm, {})), ops, f"{mean['num_rollbacks']:.2f}"]
 
 
@@ -309,7 +309,7 @@ def _notes(manifest: EvaluationManifest, summary: Summary, rows: pd.DataFrame) -
 
 def _unmatched_rates(summary: Summary) -> Iterator[str]:
     """Where `random` did not act as often as the policy that it is matched to."""
-    for op in OPS:
+    for op in GROWTH_OPS:
         found, wanted = (summary.mean(arm, f"num_{op}") for arm in ("random", SAMPLED))
         if found is not None and wanted is not None and abs(found - wanted) > limits.MAX_RATE_GAP * wanted:
             gap = f"more than {limits.MAX_RATE_GAP:.0%} apart"

@@ -40,16 +40,18 @@ class StaticNetwork:
 
 
 @record
-class StaticWorkerSpec:
-    """A worker whose envs start with networks of their own, by run seed."""
+class HostWorkerSpec:
+    """A worker whose envs may start with networks of their own."""
 
     worker: WorkerSpec
-    networks: Mapping[int, StaticNetwork]
+    networks: Mapping[int, StaticNetwork] | None
+    """By run seed; None starts every env with the task's bare host."""
 
 
-def build_static_worker(spec: StaticWorkerSpec, beat: Beat) -> VectorizedEngine[ParallelEnvState]:
+def build_host_worker(spec: HostWorkerSpec, beat: Beat) -> VectorizedEngine[ParallelEnvState]:
     """Builds the engine of a worker, in whatever process this is called."""
-    return build_worker(spec.worker, beat, create=partial(_create_env, spec.networks))
+    create = create_env_state if spec.networks is None else partial(_create_env, spec.networks)
+    return build_worker(spec.worker, beat, create=create)
 
 
 def _create_env(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from esper.evidence.request import EvaluationRequest
 from esper.leyline import ExitCode
-from esper.scripts.terminal import plain_console
+from esper.scripts.terminal import plain_console, progress_bar
 
 if TYPE_CHECKING:
     from esper.evidence.report import Published
@@ -59,7 +58,7 @@ def _evaluate(request: EvaluationRequest, workers: int) -> None:
     from esper.evidence.plan import prepare
 
     evaluation, console = prepare(request), plain_console()
-    with _progress(console) as progress:
+    with progress_bar(console, width=12) as progress:
         bar = progress.add_task("", total=None)
 
         def show(name: str, total: int, result: RunResult | None) -> None:
@@ -88,7 +87,7 @@ def _tune(request: EvaluationRequest, episodes: int, workers: int) -> None:
     task, console = task_with(request.task, epochs=request.epochs, budget=request.budget), plain_console()
     names = tunable_arms(request.arms)
     data = load_task_data(task, request.data_dir)
-    with _progress(console) as progress:
+    with progress_bar(console, width=12) as progress:
         bar = progress.add_task("tuning", total=len(names) * episodes)
 
         def show(line: str, num_done: int) -> None:
@@ -101,16 +100,6 @@ def _tune(request: EvaluationRequest, episodes: int, workers: int) -> None:
     write_tuned(path, chosen)
     console.print(tuned_table(chosen))
     console.print(f"Saved; use it with --tuned {path}. The test split was not opened.", soft_wrap=True)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description:>12}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _line(result: RunResult) -> str:

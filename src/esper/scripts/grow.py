@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -22,13 +22,13 @@ from esper.leyline import (
     TelemetryEvent,
     TelemetryEventType,
 )
-from esper.scripts.terminal import plain_console
+from esper.scripts.terminal import plain_console, progress_bar
 
 if TYPE_CHECKING:
     from esper.evidence.host_runs import HostRun, OnEpoch
     from esper.runtime.tasks import TaskSpec
 
-HISTORY = (
+HISTORY_COLUMNS = (
     "epoch",
     "train_loss",
     "train_accuracy_pct",
@@ -87,7 +87,7 @@ def grow_command(
             f"{data.description}; {len(data.train):,} rows to train on, {len(data.val):,} to validate on",
             soft_wrap=True,
         )
-        with _progress(console) as progress:
+        with progress_bar(console, width=10, facts=True) as progress:
             watch = _reporter(progress, console, "left alone", spec)
             (alone,) = runner.run(runner.controller("wait_only"), seeds, watch)
             watch = _reporter(progress, console, "growing", spec)
@@ -103,18 +103,6 @@ def grow_command(
         f"Saved in {folder}: network.pt2 (loads with torch alone), model.safetensors (can go on growing), history.csv"
         + (", growth.png" if plotted else "; no plot: pip install 'esper-growth[plots]'"),
         soft_wrap=True,
-    )
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:>10}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[facts]}", markup=False),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
     )
 
 
@@ -198,6 +186,6 @@ def _result_table(spec: TaskSpec, alone: HostRun, grown: HostRun) -> Table:
 def _write_history(path: Path, alone: HostRun, grown: HostRun) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["run", *HISTORY])
+        writer.writerow(["run", *HISTORY_COLUMNS])
         for label, run in (("alone", alone), ("grown", grown)):
-            writer.writerows([label, *(getattr(report, name) for name in HISTORY)] for report in run.reports)
+            writer.writerows([label, *(getattr(report, name) for name in HISTORY_COLUMNS)] for report in run.reports)

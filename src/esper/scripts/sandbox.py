@@ -8,13 +8,11 @@ from typing import Annotated
 
 import tyro
 from rich.box import SIMPLE
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from esper.evidence.sandboxes import ABLATIONS, SANDBOXES, Sandbox, SandboxResult
-from esper.scripts.terminal import plain_console
+from esper.scripts.terminal import plain_console, progress_bar
 
 CPU_BAR_S = 60.0
 """What an agent may take on one core of its own. More is shown, for on a shared core the same work takes longer."""
@@ -46,7 +44,7 @@ def sandbox_command(
     chosen = [_ablated(sandbox, ablate) for sandbox in _choose(only)]
     console = plain_console()
     results: dict[str, list[SandboxResult]] = {sandbox.name: [] for sandbox in chosen}
-    with _progress(console) as progress:
+    with progress_bar(console, width=12) as progress:
         for sandbox in chosen:
             bar = progress.add_task(sandbox.name, total=seeds * (sandbox.first_rounds + sandbox.rounds))
             for run_seed in range(seeds):
@@ -77,16 +75,6 @@ def _ablated(sandbox: Sandbox, name: str | None) -> Sandbox:
     if name not in ABLATIONS:
         raise ValueError(f"unknown ablation {name!r}. Known: {', '.join(ABLATIONS)}")
     return replace(sandbox, config=ABLATIONS[name](sandbox.config))
-
-
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description:>12}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _line(sandbox: Sandbox, result: SandboxResult) -> Text:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from esper.karn.integrity import Integrity
@@ -21,6 +22,18 @@ def plain_console(*, width: int | None = None, soft_wrap: bool = False, highligh
     them, or fail.
     """
     return Console(width=width, soft_wrap=soft_wrap, highlight=highlight, markup=False, emoji=False)
+
+
+def progress_bar(console: Console, *, width: int, facts: bool = False) -> Progress:
+    """A bar per task, behind its description in so many columns; with `facts`, a field of that name beside it."""
+    columns: list[ProgressColumn] = [
+        TextColumn(f"{{task.description:>{width}}}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+    ]
+    if facts:
+        columns.append(TextColumn("{task.fields[facts]}", markup=False))
+    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal)
 
 
 def json_ready(value: Any) -> Any:
