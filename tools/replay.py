@@ -56,12 +56,13 @@ NUM_IMAGES = 60
 def play_all() -> dict[str, str]:
     """All runs as hashes, by what they cover."""
     with TemporaryDirectory(prefix="esper-") as folder:
-        _write_noise_as_cifar(Path(folder))
+        write_noise_as_cifar(Path(folder))
         cifar = play(CIFAR_SHAPED, Path(folder))
     return play(DIGITS) | {f"cifar {name}": value for name, value in cifar.items()}
 
 
-def _write_noise_as_cifar(folder: Path) -> None:
+def write_noise_as_cifar(folder: Path) -> None:
+    """Files in the layout of CIFAR-10, the same every time."""
     draw = np.random.default_rng(7)
     for name in CIFAR_FILES:
         images = draw.integers(0, 256, (NUM_IMAGES, 3072), dtype=np.uint8)

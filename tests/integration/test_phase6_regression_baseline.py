@@ -1,0 +1,41 @@
+"""Against what is stored: a seeded run has the same bits, and the engine is as fast beside plain PyTorch as it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.engine_figures import bench_task, compare
+from benchmarks.plain_loops import build_bench_worker
+from esper.runtime.tasks import load_task_data
+from esper.simic.run.environment import identity, identity_differences
+from esper.simic.training.env_factory import make_worker_spec
+from esper.tolaria.pool import EnginePool
+from tools import replay
+
+THROUGHPUT = Path(__file__).parents[2] / "benchmarks/throughput_baseline.json"
+
+
+def test_a_seeded_run_over_cifar_shaped_data_has_the_stored_bits(tmp_path: Path) -> None:
+    stored = json.loads(replay.STORED.read_text(encoding="utf-8"))
+    if differences := identity_differences(stored["identity"], identity()):
+        pytest.skip(f"the stored run was made elsewhere: {'; '.join(differences)}")
+    replay.write_noise_as_cifar(tmp_path)
+    found = replay.play(replay.CIFAR_SHAPED, tmp_path)
+    assert {f"cifar {name}": value for name, value in found.items()}.items() <= stored["hashes"].items()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task_name", ["digits_mlp", "digits_conv"])
+def test_the_engine_keeps_its_speed_beside_plain_loops(task_name: str) -> None:
+    baseline = json.loads(THROUGHPUT.read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    task = bench_task(task_name, None, 12)
+    with EnginePool(
+        build_bench_worker, make_worker_spec(task, load_task_data(task)), kind="process", workers=1
+    ) as pool:
+        ratio = compare(pool, 4, 12)["throughput_cpu"]["median"]
+    assert ratio >= baseline["ratios"][task_name] - baseline["tolerance"]
