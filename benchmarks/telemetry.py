@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,25 +76,25 @@ def measure(config: TrainingConfig, level: str) -> dict[str, Any]:
     """Trains once at a level; times in microseconds per env step."""
     from esper.leyline import TelemetryLevel
     from esper.nissa import TelemetryHub
+    from esper.simic.run.recorder import RunRecorder
     from esper.simic.telemetry.telemetry_config import TelemetryConfig
-    from esper.simic.training.recorder import Origin, RunRecorder
-    from esper.simic.training.vectorized import AgentReads, open_trainer
+    from esper.simic.training.vectorized import open_trainer
     from esper.simic.training.vectorized_trainer import NeverStop
 
     with TemporaryDirectory(prefix="esper-") as folder:
         telemetry = TelemetryConfig(level=TelemetryLevel[level.upper()], escalate_on_anomaly=False)
         with TelemetryHub(Path(folder), run_id="bench") as hub:
-            recorder = RunRecorder(hub, telemetry, keeper=None, origin=Origin(), reads=AgentReads)
-            with open_trainer(config, recorder, NeverStop()) as trainer:
+            with open_trainer(config, partial(RunRecorder, hub, telemetry), NeverStop(), sink=hub) as trainer:
                 started = time.thread_time()
                 trainer.run()
                 run_s = time.thread_time() - started
             hub.flush(30.0)
             writer_ms, num_events = hub.health().writer_cpu_ms, hub.next_seq
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.jsonl"))
-    steps = trainer.num_env_steps
+    recorder, steps = trainer.recorder, trainer.num_env_steps
+    assert isinstance(recorder, RunRecorder)
     step_us = 1e6 * run_s / steps
-    telling_us, writer_us = 1e6 * recorder.telling_total_s / steps, 1e3 * writer_ms / steps
+    telling_us, writer_us = 1e6 * recorder.cpu_total_s / steps, 1e3 * writer_ms / steps
     return {
         "env_steps": steps,
         "events_per_step": num_events / steps,

@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,11 +29,12 @@ from esper.leyline import EVENTS, TIMING_SUFFIXES, LoggedEvent, TelemetryLevel
 from esper.nissa import TelemetryHub
 from esper.runtime.data.cifar import FILES as CIFAR_FILES
 from esper.simic.run.environment import identity, identity_differences
+from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_state import STATE_FILE, run_files
+from esper.simic.run.session import RunStart
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.recorder import Origin, RunRecorder
-from esper.simic.training.vectorized import AgentReads, open_trainer
+from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop
 
 STORED = Path(__file__).parent / "replay.json"
@@ -75,8 +77,8 @@ def play(config: TrainingConfig, data_dir: Path | None = None) -> dict[str, str]
     with TemporaryDirectory(prefix="esper-") as folder:
         with TelemetryHub(Path(folder), run_id="replay") as hub:
             telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
-            recorder = RunRecorder(hub, telemetry, keeper=None, origin=Origin(), reads=AgentReads)
-            with open_trainer(config, recorder, NeverStop(), data_dir=data_dir) as trainer:
+            record = partial(open_recorder, RunStart(config=config), hub, telemetry, None)
+            with open_trainer(config, record, NeverStop(), sink=hub, data_dir=data_dir) as trainer:
                 trainer.run()
                 files = run_files(trainer)
             assert hub.close().complete, "events were lost"

@@ -12,9 +12,9 @@ from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE
 from esper.nissa import HubLimits, TelemetryHub
 from esper.nissa.log_file import LogFile
 from esper.scripts.cli import main
+from esper.simic.run.recorder import RunRecorder
 from esper.simic.telemetry import opening
 from esper.simic.training import vectorized
-from esper.simic.training.recorder import RunRecorder
 from tests.integration.kills import lines
 from tests.integration.losses import lose_one
 

@@ -13,7 +13,6 @@ import json
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,16 +22,12 @@ from esper.karn.replay import replay
 from esper.karn.view import RunView
 from esper.leyline import EpisodeCompleted, LoggedEvent, Severity
 from esper.leyline.thresholds import TREND_WINDOW_ROUNDS, WARMUP_UPDATES
-from esper.runtime.tasks import TASKS
 from esper.simic.rewards import HackingSuspicion
 from esper.simic.rewards.suspicion import over_attribution, ransomware
 from esper.simic.telemetry.records import EnvContext
 from esper.simic.telemetry.report_events import SuspicionWatch
-from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.run_log import RunLog
-from tests.fakes import world
 from tests.karn.logs import LogWriter, T, started
-from tests.nissa.samples import profile
+from tests.simic.run.recording import NO_TIME, recorder_to
 from tests.simic.telemetry.test_emitters import SUMMARY
 from tests.simic.telemetry.updates import ListSink
 
@@ -73,7 +68,7 @@ def signs_of(stored: list[list[Any]]) -> dict[tuple[int, int], list[HackingSuspi
     return found
 
 
-class NoReads:
+class NothingLeft:
     """Stands for a closer look at a policy that is no longer there."""
 
     def layers(self) -> tuple[()]:
@@ -87,23 +82,19 @@ def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
     """The log that today's code would have written, as far as rounds, alarms and suspicions go."""
     sink, log = ListSink(), LogWriter(folder)
     log.emit(T.RUN_STARTED, started(num_envs=run["num_envs"], num_rounds=len(run["rounds"])))
-    outbox: Any = SimpleNamespace(wanted=frozenset(), closer=frozenset())
-    num_rounds = len(run["rounds"])
-    hub: Any = sink
-    rounds = RunLog(hub, TelemetryConfig(), TASKS["digits_blind"], world().layout, num_rounds=num_rounds, outbox=outbox)
+    rounds = recorder_to(sink, num_rounds=len(run["rounds"]), num_envs=run["num_envs"], reads=NothingLeft())
     watch = SuspicionWatch()
     for number, facts in enumerate(run["rounds"]):
-        rounds.round_begins(number, run["num_envs"])
+        rounds.round_begins(number)
         signs = signs_of(facts.get("signs", []))
         for epoch in range(HORIZON):
             for env in range(run["num_envs"]):
                 watch.emit(sink, EnvContext(round=number, episode=number, env=env, epoch=epoch), signs[env, epoch])
         known = ("rolling_accuracy_pct", "num_rollbacks", "num_episodes_total")
         summary = replace(SUMMARY, **{name: facts[name] for name in known})
-        reads: Any = NoReads()
         # Nobody counted limited rewards when these runs were made.
         metrics = {"num_rewards_clipped": None, **facts["metrics"]}
-        rounds.round_ends(number, summary, metrics, (paid(facts["paid"]),), profile(), reads)
+        rounds.round_ends(number, summary, metrics, (paid(facts["paid"]),), NO_TIME)
     for event in sink.events:
         ids = {"round": event.round, "episode": event.episode, "env": event.env, "epoch": event.epoch}
         log.emit(event.type, event.data, event.severity, **ids)

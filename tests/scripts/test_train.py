@@ -13,8 +13,8 @@ import pytest
 from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, MANIFEST_FILE, STATUS_FILE
 from esper.scripts.cli import main
 from esper.simic.run import session
+from esper.simic.run.recorder import RunRecorder
 from esper.simic.training import vectorized
-from esper.simic.training.recorder import RunRecorder
 from tests.nissa.events import log_path
 from tests.runtime.data_files import cifar_batches, write_cifar
 

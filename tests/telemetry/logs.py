@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,11 @@ import torch
 
 from esper.leyline import TelemetryLevel
 from esper.nissa import TelemetryHub
+from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_state import STATE_FILE, run_files
+from esper.simic.run.session import RunStart
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.recorder import Origin, RunRecorder
-from esper.simic.training.vectorized import AgentReads, open_trainer
+from esper.simic.training.vectorized import open_trainer
 from esper.simic.training.vectorized_trainer import NeverStop, VectorizedPPOTrainer
 from tests.integration.kills import lines
 from tests.nissa.events import open_hub
@@ -26,9 +28,9 @@ def open_log(folder: Path, **options) -> TelemetryHub:
 def run_with(hub, config, level: TelemetryLevel, *, keep=None, **telemetry):
     """Trains, and returns what must not depend on telemetry."""
     chosen = TelemetryConfig(level=level, **telemetry)
-    recorder = RunRecorder(hub, chosen, keeper=None, origin=Origin(), reads=AgentReads)
+    record = partial(open_recorder, RunStart(config=config), hub, chosen, None)
     seed_generators()
-    with open_trainer(config, recorder, NeverStop()) as trainer:
+    with open_trainer(config, record, NeverStop(), sink=hub) as trainer:
         trainer.run()
         if keep is not None:
             keep.append(trainer)

@@ -17,10 +17,10 @@ from esper.karn.live import LiveConsole, PatientFile, RunProgress
 from esper.leyline import TelemetryLevel
 from esper.nissa import HubLimits, TelemetryHub, get_hub
 from esper.scripts.cli import main
-from esper.simic.run import checkpoint_schedule
+from esper.simic.run import checkpoint_schedule, recorder
 from esper.simic.run import session as sessions
 from esper.simic.telemetry import anomaly_detector, opening
-from esper.simic.training import run_log, vectorized
+from esper.simic.training import vectorized
 from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, generator_states, open_log, outcome_of, run_with, seed_generators
@@ -57,7 +57,7 @@ def test_escalation_at_every_turn_changes_nothing(tmp_path, silent, monkeypatch)
         monkeypatch.setattr(anomaly_detector.AnomalyReport, "raised", property(lambda self: True))
         return anomaly_detector.handle_telemetry_escalation(loud, state, clock)
 
-    monkeypatch.setattr(run_log, "handle_telemetry_escalation", always)
+    monkeypatch.setattr(recorder, "handle_telemetry_escalation", always)
     with open_log(tmp_path) as hub:
         assert run_with(hub, RUN, TelemetryLevel.NORMAL) == silent
     _, second = events_of(tmp_path, "PPO_UPDATE_COMPLETED")

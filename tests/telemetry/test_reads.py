@@ -12,14 +12,14 @@ from torch import Tensor
 from esper.leyline import TelemetryLevel
 from esper.nissa import Hub
 from esper.simic.client import SimicClient
-from esper.simic.training.recorder import RunRecorder
+from esper.simic.run.recorder import RunRecorder
 from esper.tolaria.pool import EnginePool
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import run_with
 
 STEPS = 3
 READS = ("tolist", "item", "cpu", "numpy", "__array__", "__bool__", "__float__", "__int__", "__index__")
-PARTS = {"act": (SimicClient, "act"), "price": (SimicClient, "store"), "tell": (RunRecorder, "step")}
+PARTS = {"act": (SimicClient, "act"), "price": (SimicClient, "store"), "record": (RunRecorder, "stored")}
 PARTS["train"] = (EnginePool, "step")
 OFF, NORMAL = TelemetryLevel.OFF, TelemetryLevel.NORMAL
 
@@ -65,8 +65,8 @@ def of(found, *parts):
 
 
 @pytest.mark.parametrize("level", [OFF, NORMAL])
-def test_choosing_pricing_and_telling_read_as_often_for_many_envs_as_for_few(reads, level):
-    few, many = (of(reads[envs, level], "act", "price", "tell") for envs in (2, 8))
+def test_choosing_pricing_and_recording_read_as_often_for_many_envs_as_for_few(reads, level):
+    few, many = (of(reads[envs, level], "act", "price", "record") for envs in (2, 8))
     assert few == many
     assert few["act", "tolist"] == STEPS, "the choices of all envs at once"
 
@@ -75,5 +75,5 @@ def test_choosing_pricing_and_telling_read_as_often_for_many_envs_as_for_few(rea
 def test_a_log_adds_four_reads_of_the_decision_to_a_step_and_no_other(reads, num_envs):
     """Of tensors that are in the CPU's memory already; nothing is fetched from a device."""
     added = reads[num_envs, NORMAL] - reads[num_envs, OFF]
-    assert added == {("tell", "tolist"): 4 * STEPS}
+    assert added == {("record", "tolist"): 4 * STEPS}
     assert of(reads[num_envs, NORMAL], "train") == of(reads[num_envs, OFF], "train") != {}

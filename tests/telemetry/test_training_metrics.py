@@ -13,8 +13,8 @@ from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel
 from esper.leyline.run_payloads import PHASES
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FixedClient
+from esper.simic.run.recorder import RunRecorder
 from esper.simic.training import vectorized_trainer
-from esper.simic.training.recorder import RunRecorder
 from esper.simic.training.vectorized import AgentReads
 from esper.tolaria.pool import EnginePool
 from tests.simic.training.runs import TINY
@@ -114,7 +114,7 @@ def test_phases_sum_to_the_time_of_their_round(logged):
 TAKES_S = {
     EnginePool: {"reset": 1, "step": 2},
     FixedClient: {"begin": 4, "act": 8, "store": 16, "update": 32},
-    RunRecorder: {"round_begins": 64, "step": 128, "round_ends": 256, "checkpoint": 512},
+    RunRecorder: {"round_begins": 64, "stored": 128, "round_ends": 256, "checkpoint": 512},
 }
 
 
@@ -160,7 +160,7 @@ def test_a_profile_has_what_can_be_measured_here(logged):
 
 
 def test_a_closer_look_after_a_skipped_update_has_nothing_of_the_one_before(logged):
-    reads = AgentReads(logged[1])
+    reads = AgentReads(logged[1].client)
     assert reads.layers()
     found = reads.bundle()
     assert (found.num_ratios_out_of_range, len(found.ratios)) == (0, 0)
@@ -173,7 +173,7 @@ def test_a_closer_look_after_a_skipped_update_has_nothing_of_the_one_before(logg
 
 
 def test_memory_of_devices_is_told(monkeypatch):
-    from esper.simic.training import recorder
+    from esper.simic.run import recorder
 
     cuda = recorder.torch.cuda
     facts = {"is_available": True, "is_initialized": True, "device_count": 1, "memory_allocated": 3}
@@ -241,16 +241,16 @@ def test_gradients_are_told_as_they_were_before_clipping(tmp_path):
 
 
 def test_an_alarm_of_one_env_brings_a_closer_look_at_that_env_alone(tmp_path, monkeypatch):
+    from esper.simic.run import recorder
     from esper.simic.telemetry import anomaly_detector
     from esper.simic.telemetry.records import EnvContext
-    from esper.simic.training import run_log
 
     def once(report, state, clock):
         if isinstance(clock, EnvContext) and (clock.round, clock.env, clock.epoch) == (0, 1, 5):
             state.windows[1] = (6, 9)  # rounds of 8 epochs: the last two of this episode and the first two of the next
         return anomaly_detector.level_at(state, clock)
 
-    monkeypatch.setattr(run_log, "handle_telemetry_escalation", once)
+    monkeypatch.setattr(recorder, "handle_telemetry_escalation", once)
     with open_log(tmp_path, strict=True) as hub:
         run_with(hub, RUN, TelemetryLevel.NORMAL)
     looked = [
@@ -262,15 +262,15 @@ def test_an_alarm_of_one_env_brings_a_closer_look_at_that_env_alone(tmp_path, mo
 
 
 def test_a_closer_look_that_a_rollback_cut_short_goes_on_in_the_next_episode(tmp_path, monkeypatch):
+    from esper.simic.run import recorder
     from esper.simic.telemetry import anomaly_detector
-    from esper.simic.training import run_log
 
     def once(report, state, clock):
         if getattr(clock, "env", None) == 0 and (clock.round, clock.epoch) == (0, 1):
             state.windows[0] = (2, 5)
         return anomaly_detector.level_at(state, clock)
 
-    monkeypatch.setattr(run_log, "handle_telemetry_escalation", once)
+    monkeypatch.setattr(recorder, "handle_telemetry_escalation", once)
     with (
         faults(Fault(kind="nan", env_id=0, epoch=2, once=tmp_path / "once")),
         open_log(tmp_path / "run", strict=True) as hub,

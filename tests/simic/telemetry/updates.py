@@ -15,14 +15,16 @@ from esper.leyline import (
     TelemetryEvent,
     check_event,
 )
+from esper.nissa import Hub
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry.readings import UpdateInputs
 
 
-class ListSink:
+class ListSink(Hub):
     """Keeps events, and holds each against the catalogue."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[TelemetryEvent] = []
 
     def emit(self, event: TelemetryEvent) -> None:

@@ -14,8 +14,9 @@ class Listening(Recorder):
     def __init__(self) -> None:
         self.steps, self.rounds, self.checkpoints = [], [], []
 
-    def opened(self, trainer, task, data, layout, workers):
-        self._client = trainer.client
+    def __call__(self, parts):
+        self._client = parts.client
+        return self
 
     def stored(self, before, specs, after):
         self.steps.append(self._client.last_step)

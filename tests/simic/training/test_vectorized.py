@@ -141,6 +141,6 @@ def test_debug_looks_at_gradients_and_weights_through_the_root(monkeypatch, tmp_
         with open_session(RunStart(config=replace(ONE, level="debug"))) as session:
             session.run()
             assert looks.count("collect_per_layer_gradients") >= 1
-            bundle = AgentReads(session.trainer).bundle()
+            bundle = AgentReads(session.trainer.client).bundle()
     assert bundle.layers is not None
     assert "check_numerical_stability" in looks

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from esper.leyline import (
     AnomalyDebug,
     BatchSummary,
+    EventSink,
     HostLayout,
     LayerGradientStats,
     SeenByPolicy,
@@ -29,6 +31,7 @@ from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
+from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_dir import RunDir
 from esper.simic.run.run_state import RunState
 from esper.simic.run.session import LogWatch, RunStart, Session, check_still_newest, emit_run_ended, log_losses
@@ -45,9 +48,15 @@ from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
-from esper.simic.training.recorder import Origin, RunRecorder
 from esper.simic.training.step_payloads import seen_by_policy
-from esper.simic.training.vectorized_trainer import NeverStop, Recorder, StopRequest, VectorizedPPOTrainer
+from esper.simic.training.vectorized_trainer import (
+    Client,
+    NeverStop,
+    Recorder,
+    RunParts,
+    StopRequest,
+    VectorizedPPOTrainer,
+)
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
 from esper.tamiyo.features import FeatureContext
@@ -114,24 +123,14 @@ def open_session(
         telemetry = config.telemetry()
         if not isinstance(hub, TelemetryHub):
             telemetry = replace(telemetry, level=TelemetryLevel.OFF)
-        recorder = RunRecorder(
-            hub,
-            telemetry,
-            keeper=writer,
-            origin=Origin(
-                checkpoint=start.checkpoint,
-                rejected=start.rejected,
-                differences=start.differences,
-                log_state=None if start.saved is None else start.saved.log_state,
-            ),
-            reads=AgentReads,
-            folder=None if run is None else run.path,
-        )
+        record = partial(open_recorder, start, hub, telemetry, writer)
         started_s = time.monotonic()
         session = trainer = None
         try:
             cache = None if run is None else run.path.parent / CALIBRATIONS_DIR
-            with open_trainer(config, recorder, watch, data_dir=data_dir, cache=cache, saved=start.saved) as trainer:
+            with open_trainer(
+                config, record, watch, sink=hub, data_dir=data_dir, cache=cache, saved=start.saved
+            ) as trainer:
                 session = Session(trainer=trainer, checkpoints=writer, watch=watch)
                 yield session
         except BaseException as error:
@@ -188,10 +187,10 @@ def _close_log(run: RunDir, hub: Hub) -> bool:
 
 
 class AgentReads:
-    """A closer look at the policy of a trainer, through its own gradients and weights."""
+    """Detailed readings of a client's policy: observations, gradients, weights."""
 
-    def __init__(self, trainer: VectorizedPPOTrainer) -> None:
-        self._client = trainer.client
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def seen(self, facts: StepFacts, envs: Sequence[int]) -> dict[int, SeenByPolicy]:
         """How unusual what the policy decided on was."""
@@ -233,9 +232,10 @@ def _left(agent: PPOAgent) -> Left:
 @contextmanager
 def open_trainer(
     config: TrainingConfig,
-    recorder: Recorder,
+    record: Callable[[RunParts], Recorder],
     stop: StopRequest,
     *,
+    sink: EventSink | None = None,
     data_dir: Path | None = None,
     cache: Path | None = None,
     saved: RunState | None = None,
@@ -243,6 +243,7 @@ def open_trainer(
     """Builds every part of a run around its workers, which live as long as the `with` block.
 
     The scale of scores is read from the folder `cache`, or measured anew. `saved` is the boundary to go on from.
+    `record` makes the recorder of log and checkpoints; `sink` takes the events of lost workers.
     """
     task = training_task(config)
     data = load_task_data(task, data_dir)
@@ -251,21 +252,22 @@ def open_trainer(
             task, data, scratch=Path(scratch), devices=config.device, amp=config.amp, batches=SharedBatchIterator
         )
         kind, workers = worker_plan(config)
-        with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=recorder.sink) as pool:
+        with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink) as pool:
             stop.watch(pool.cancel)
             scale = saved.calibration if saved is not None else _calibration(config, task, data, pool, cache)
+            client = _client(config, task, pool.layout, scale, saved)
+            parts = RunParts(config=config, task=task, data=data, pool=pool, client=client, reads=AgentReads(client))
             trainer = VectorizedPPOTrainer(
                 config,
                 horizon=task.horizon,
                 pool=pool,
-                client=_client(config, task, pool.layout, scale, saved),
-                recorder=recorder,
+                client=client,
+                recorder=record(parts),
                 stop=stop,
                 calibration=scale,
             )
             if saved is not None:
                 trainer.restore(saved.counters, saved.history)
-            recorder.opened(trainer, task, data, pool.layout, (kind, workers))
             yield trainer
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from esper.leyline import (
     ActionExecutionResult,
     ActionSpec,
+    AnomalyDebug,
     BatchSummary,
     EpisodeCompleted,
-    EventSink,
-    HostLayout,
+    LayerGradientStats,
     PhaseTime,
     PolicyProtocol,
+    SeenByPolicy,
 )
 from esper.leyline.run_payloads import PHASES
 from esper.runtime.datasets import Dataset
@@ -32,6 +34,7 @@ from esper.simic.training.episode_rewards import total_ops
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
 from esper.simic.training.runner import check_updates, run_ppo_updates
 from esper.tolaria.governor import RollbackBudget
+from esper.tolaria.pool import EnginePool
 
 ROLLING_ROUNDS = 10
 
@@ -52,16 +55,33 @@ class Client(PolicyProtocol, Protocol):
         """The round's episodes."""
 
 
+class PolicyReads(Protocol):
+    """Detailed readings of the policy, at level DEBUG only because they cost something."""
+
+    def seen(self, facts: StepFacts, envs: Sequence[int]) -> dict[int, SeenByPolicy]:
+        """How unusual its observations were, by position of the env; empty for a fixed controller."""
+
+    def layers(self) -> Sequence[LayerGradientStats] | None:
+        """Its gradients, by layer; None if the last update had none."""
+
+    def bundle(self) -> AnomalyDebug:
+        """Evidence that goes with an alarm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """What a run is made of, for its recorder."""
+
+    config: TrainingConfig
+    task: TaskSpec
+    data: Dataset
+    pool: EnginePool
+    client: Client
+    reads: PolicyReads
+
+
 class Recorder(StepObserver):
     """Writes the log and the checkpoints of a run; this one writes nothing. It may not change what is learned."""
-
-    sink: EventSink | None = None
-    """Takes the events of lost workers."""
-
-    def opened(
-        self, trainer: VectorizedPPOTrainer, task: TaskSpec, data: Dataset, layout: HostLayout, workers: tuple[str, int]
-    ) -> None:
-        """Everything is in place, on workers of this kind and number; the next round has not begun."""
 
     def round_begins(self, round_idx: int) -> None:
         """The next round's episodes start."""

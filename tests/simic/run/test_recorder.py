@@ -1,4 +1,4 @@
-"""The log of real runs: two events about the same thing agree, and fixed controllers are judged too."""
+"""The recorder: events of real runs that agree, alarms, trends, and the cost of telemetry itself."""
 
 import json
 from dataclasses import replace
@@ -6,20 +6,71 @@ from types import SimpleNamespace
 
 import pytest
 
-from esper.leyline import THRESHOLDS, AnomalyDebug, Severity, TelemetryLevel
+from esper.leyline import EVENTS, THRESHOLDS, AnomalyDebug, Severity, TelemetryLevel
 from esper.leyline.thresholds import MIN_RATE_EPISODES
 from esper.nissa import Hub
 from esper.runtime import tasks
-from esper.simic.telemetry.telemetry_config import TelemetryConfig
-from esper.simic.training.run_log import RunLog
-from tests.fakes import world
-from tests.nissa.samples import episode, profile
+from esper.simic.run import recorder
+from tests.nissa.samples import episode
+from tests.simic.run.recording import NO_TIME, recorder_to
 from tests.simic.telemetry.test_emitters import SUMMARY
 from tests.simic.telemetry.updates import ListSink, metrics
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, open_log, run_with
 
 PLANTS = replace(TINY, task="digits_blind", controller="random", rounds=1, episode_length=12, minibatches=1)
+RUN = replace(TINY, controller="wait_only", rounds=3, envs=1, minibatches=1, episode_length=2)
+
+
+class Meter(Hub):
+    """A hub whose writer has worked and waited as long as it is told, by the end of each round."""
+
+    writer_cpu_ms = (100.0, 250.0, 450.0)
+    high_water = (3, 9, 9)
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+        self.moves = []
+
+    def emit(self, event):
+        self.events.append(event)
+
+    def progress(self, phase, *, round=None, epoch=None):
+        self.moves.append((phase, round, epoch))
+
+    def of(self, kind):
+        return [event.data for event in self.events if event.type.value == kind]
+
+    def health(self):
+        done = len(self.of("ROUND_COMPLETED"))
+        return replace(super().health(), writer_cpu_ms=self.writer_cpu_ms[done], queue_high_water=self.high_water[done])
+
+
+def test_a_profile_has_the_cost_of_telemetry_in_its_own_round(monkeypatch):
+    """On a clock that is a second later at every look: telling takes one for the end of the round before, one for the
+    beginning and one per step."""
+    ticks = iter(range(1_000_000))
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(thread_time=lambda: float(next(ticks))))
+    hub = Meter()
+    run_with(hub, RUN, TelemetryLevel.NORMAL)
+    told_s = (0 + 1 + 2, 1 + 1 + 2, 1 + 1 + 2)
+    written_ms = (100.0, 150.0, 200.0)
+    expected = [1e3 * told + written for told, written in zip(told_s, written_ms, strict=True)]
+    assert [profile.telemetry_cpu_ms for profile in hub.of("PROFILE_MEASURED")] == expected
+
+
+def test_a_profile_has_the_fullest_the_queue_has_been():
+    hub = Meter()
+    run_with(hub, RUN, TelemetryLevel.NORMAL)
+    assert [profile.queue_high_water for profile in hub.of("PROFILE_MEASURED")] == [3, 9, 9]
+
+
+def test_every_step_is_progress():
+    hub = Meter()
+    run_with(hub, RUN, TelemetryLevel.NORMAL)
+    played = [("play", number, epoch) for number in range(RUN.rounds) for epoch in range(RUN.episode_length + 1)]
+    assert [move for move in hub.moves if move[0] == "play"] == played
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
@@ -47,25 +98,15 @@ def test_a_fixed_controller_is_forced_where_only_waiting_is_legal(tmp_path, budg
     assert all(forced) == (budget is not None)
 
 
-class NoReads:
-    """A policy that must not be looked at."""
-
-
-def log_to(sink, *, num_rounds=9, **telemetry):
-    outbox = SimpleNamespace(wanted=frozenset(), closer=frozenset())
-    config = TelemetryConfig(**telemetry)
-    return RunLog(sink, config, tasks.TASKS["digits_blind"], world().layout, num_rounds=num_rounds, outbox=outbox)
-
-
 @pytest.mark.parametrize("learned", [None, metrics()], ids=["fixed controller", "policy"])
 def test_rollbacks_are_judged_whoever_decides(learned):
     sink = ListSink()
-    log = log_to(sink, escalate_on_anomaly=learned is None)  # no closer look at a policy that is none
+    log = recorder_to(sink, escalate_on_anomaly=learned is None)  # no closer look at a policy that is none
     for number in range(3):
-        log.round_begins(number, 1)
+        log.round_begins(number)
         rolled_back = MIN_RATE_EPISODES if number == 1 else 0
         summary = replace(SUMMARY, num_rollbacks=rolled_back, num_episodes_total=MIN_RATE_EPISODES * (number + 1))
-        log.round_ends(number, summary, learned, (), profile(), NoReads())
+        log.round_ends(number, summary, learned, (), NO_TIME)
     told = [(e.round, e.data.metric, e.data.limit) for e in sink.events if e.type.value == "ANOMALY_DETECTED"]
     limit = THRESHOLDS["rollbacks_per_100_episodes"].limit_of(Severity.CRITICAL)
     assert told == [(1, "rollbacks_per_100_episodes", limit)]
@@ -94,10 +135,10 @@ EPISODE = episode(return_raw=1.0)
 @pytest.mark.parametrize("level", [TelemetryLevel.NORMAL, TelemetryLevel.DEBUG])
 def test_an_alarm_brings_evidence_at_level_debug_when_it_is_raised(level):
     sink, looks = ListSink(), Looks()
-    log = log_to(sink, level=level, escalate_on_anomaly=False)
+    log = recorder_to(sink, level=level, escalate_on_anomaly=False, reads=looks)
     for number, update in enumerate((metrics(), SKIPPED, metrics())):
-        log.round_begins(number, 1)
-        log.round_ends(number, replace(SUMMARY, num_rollbacks=0), update, (), profile(), looks)
+        log.round_begins(number)
+        log.round_ends(number, replace(SUMMARY, num_rollbacks=0), update, (), NO_TIME)
     evidence = Looks.evidence if level is TelemetryLevel.DEBUG else None
     alarms = [(alarm.kind, alarm.state, alarm.debug) for alarm in sink.of("ANOMALY_DETECTED")]
     assert alarms == [("skipped_updates", "entered", evidence), ("skipped_updates", "cleared", None)]
@@ -106,22 +147,26 @@ def test_an_alarm_brings_evidence_at_level_debug_when_it_is_raised(level):
 
 def test_the_end_of_a_round_is_told_after_everything_else_of_it():
     sink = ListSink()
-    log = log_to(sink, num_rounds=12)
+    log = recorder_to(sink, num_rounds=12, reads=Looks())
     for number in range(12):
         last = number == 11
-        log.round_begins(number, 1)
+        log.round_begins(number)
         summary = replace(SUMMARY, num_rollbacks=0, rolling_accuracy_pct=50.0 if last else 80.0)
-        log.round_ends(number, summary, SKIPPED if last else metrics(), (EPISODE,), profile(), Looks())
+        log.round_ends(number, summary, SKIPPED if last else metrics(), (EPISODE,), NO_TIME)
     told = [event.type.value for event in sink.events if event.round == 11]
     assert told[-1] == "ROUND_COMPLETED"
     before = "EPISODE_COMPLETED PPO_UPDATE_COMPLETED ANOMALY_DETECTED CHOICE_STATS TREND_DETECTED PROFILE_MEASURED"
     assert set(told[:-1]) == set(before.split())
 
 
+def facts_of(sink):
+    return [event for event in sink.events if EVENTS[event.type].training_fact]
+
+
 def test_a_log_that_goes_on_after_any_round_tells_what_an_unbroken_one_does():
     """Trends and the rate of rollbacks look back over the whole run."""
     whole, broken = ListSink(), ListSink()
-    unbroken, log = log_to(whole, num_rounds=14), log_to(broken, num_rounds=14)
+    unbroken, log = (recorder_to(sink, num_rounds=14, reads=Looks()) for sink in (whole, broken))
     for number in range(14):
         summary = replace(
             SUMMARY,
@@ -131,11 +176,12 @@ def test_a_log_that_goes_on_after_any_round_tells_what_an_unbroken_one_does():
         )
         update = SKIPPED if number in (4, 5) else metrics()
         for each in (unbroken, log):
-            each.round_begins(number, 1)
-            each.round_ends(number, summary, update, (), profile(), Looks())
-        saved, log = json.loads(json.dumps(log.state_dict(), allow_nan=False)), log_to(broken, num_rounds=14)
+            each.round_begins(number)
+            each.round_ends(number, summary, update, (), NO_TIME)
+        saved = json.loads(json.dumps(log.state_dict(), allow_nan=False))
+        log = recorder_to(broken, num_rounds=14, reads=Looks())
         log.load_state_dict(saved)
-    assert broken.events == whole.events
+    assert facts_of(broken) == facts_of(whole)
     kinds = {alarm.kind for alarm in whole.of("ANOMALY_DETECTED")}
     assert {"rollbacks_per_100_episodes", "skipped_updates"} <= kinds
     assert whole.of("TREND_DETECTED")
