@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.karn.codec import LineError, NewerSchema, decode_line, with_nonfinite_words
-from esper.karn.columns import without_none
+from esper.karn.sql_views import without_none
 from esper.leyline import EVENTS, SCHEMA_VERSION, TelemetryEventType
 from tests.karn.logs import PAYLOADS, RUN_ID, WALL, LogWriter, T, episode_completed, ids_of, ppo_update
 

@@ -13,9 +13,8 @@ import pytest
 
 pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 
-from esper.karn.columns import sql_type, without_none
 from esper.karn.sql import Answer, RunDatabase
-from esper.karn.sql_views import MIN_EPISODES, VIEWS
+from esper.karn.sql_views import MIN_EPISODES, VIEWS, sql_type, without_none
 from esper.leyline import EVENTS, Severity, TelemetryEventType
 from tests.karn.logs import (
     PAYLOADS,

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from esper.karn.codec import with_nonfinite_words
-from esper.karn.columns import quoted, sql_type
 from esper.karn.integrity import Integrity, check_run
-from esper.karn.sql_views import VIEWS, view_statements
+from esper.karn.sql_views import VIEWS, quoted, sql_type, view_statements
 from esper.leyline import LoggedEvent, record
 from esper.leyline.rundir import event_files
 
