@@ -74,7 +74,7 @@ class Sandbox:
     """Added to that; the whole of the limit where an oracle has no figure."""
     higher_is_better: bool = True
     first_world: SimulationSpec | None = None
-    """A world to live in for `first_rounds` before the real one; None for none."""
+    """A world to train in for `first_rounds` before the real one; None for none."""
     first_rounds: int = 0
 
     def limit(self, optimum: float | None) -> float:
@@ -252,7 +252,7 @@ CUE_WORLD = SimulationSpec(
     cue=Cue(blueprints=CUES, loss_step=2.0),
     slot_ids=("r0c0",),
     horizon=16,
-    # Were the slot open before, hardly an agent would leave it empty for so long, and chance would be tested.
+    # Were the slot open before, hardly any agent would leave it empty for so long, and exploration would be tested.
     opens_epoch=8,
     host=HOST,
 )
@@ -266,7 +266,7 @@ PARASITE_WORLD = SimulationSpec(
 )
 
 EAGER = PPOConfig(lr=1e-3, epsilon=0.15, epsilon_op=0.03)
-"""For a short life: a higher learning rate and more exploration than a run on hosts has."""
+"""For short training: a higher learning rate and more exploration than a run on hosts has."""
 
 
 ABLATIONS: Mapping[str, Callable[[PPOConfig], PPOConfig]] = {
@@ -378,7 +378,7 @@ SANDBOXES: tuple[Sandbox, ...] = (
         name="recover",
         shows="30 rounds in the inert world, then the decoy's: a habit of waiting must be unlearned",
         share=0.6,
-        # A world that changes gives no notice, so the schedules are those of a longer life: with schedules that end
+        # A world that changes gives no notice, so the schedules are those of a longer run: with schedules that end
         # with round 90 one agent in five has stopped trying things before it has found what pays now.
         config=_config(DECOY_WORLD, 120),
         rounds=60,

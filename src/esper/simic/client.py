@@ -1,6 +1,6 @@
-"""The policy side of the engine: turns states into observations, choices into specs, steps into priced experience.
+"""The policy side of the engine: states into observations, choices into specs, steps into rewards and rollout rows.
 
-Streams, processes and loaders are unknown here. A learning client, a frozen policy and a fixed controller all play in
+Streams, processes and loaders are unknown here. A learning client, a frozen policy and a fixed controller all run in
 the same step loop.
 """
 
@@ -80,7 +80,7 @@ def _or_nothing(value: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """One finished step of all envs, for whoever keeps the log."""
+    """One finished step of all envs, for the log."""
 
     before: ActionExecutionResult
     after: ActionExecutionResult
@@ -92,11 +92,11 @@ class StepFacts:
     observation: Observation | None
     """What the agent saw when it chose; None for a fixed controller."""
     decision: Decision | None
-    """What it thought."""
+    """What it sampled, with log-probs and values."""
 
 
 class FrozenPolicy:
-    """The agent as a controller that plays and does not learn.
+    """The agent as a controller that does not learn.
 
     Samples are drawn per env from a generator keyed by run seed, env, episode and step, so a choice does not depend
     on which envs play beside it.
@@ -157,14 +157,14 @@ class FrozenPolicy:
 
 
 class SimicClient(FrozenPolicy):
-    """The agent as a controller that samples, is paid, remembers a round and learns from it.
+    """The agent as a controller that samples, computes rewards, fills a rollout buffer and learns from it.
 
     Args:
         agent: Learns in `update`.
         context: The hosts.
-        rewards: Prices steps and sums up episodes.
+        rewards: Computes the rewards of steps and sums up episodes.
         scale: Reward scale; frozen during a round, refreshed after its update. Before the first update it is not
-            known: the first round is stored as it was paid and scaled as a whole when it is over.
+            known: the first round is stored unscaled and scaled as a whole when it is over.
         horizon: Steps of an episode.
         run_seed: Key of the samples.
     """
@@ -183,7 +183,7 @@ class SimicClient(FrozenPolicy):
         self.rewards = rewards
         self.scale = scale
         self._horizon = horizon
-        self._paid: list[list[float]] = []
+        self._raw_rewards: list[list[float]] = []
         self._num_clipped_before = scale.num_clipped
         self.last_step: StepFacts
         """The step stored last."""
@@ -194,7 +194,7 @@ class SimicClient(FrozenPolicy):
         """Starts a round."""
         super().begin(state)
         self.rewards.begin(state)
-        self._paid = [[] for _ in state.reports]
+        self._raw_rewards = [[] for _ in state.reports]
         self._num_clipped_before = self.scale.num_clipped
         if self.buffer is None or self.buffer.num_envs != len(state.reports):
             self.buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state), self._cards)
@@ -205,7 +205,7 @@ class SimicClient(FrozenPolicy):
         return self.rewards.compute_reward(before, outcome, after)
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        """Prices the step and writes it into the buffer.
+        """Computes the rewards of the step and writes it into the buffer.
 
         Raises:
             NumericFailure: A reward is not finite. It is in neither the buffer nor the scale.
@@ -217,8 +217,8 @@ class SimicClient(FrozenPolicy):
         rewards = price_step(self, before, after)
         stored = [None if reward is None else self._in_units(reward) for reward in rewards]
         self.buffer.write(self._step(after, stored))
-        for paid, reward in zip(self._paid, rewards, strict=True):
-            paid += [] if reward is None else [reward]
+        for raw, reward in zip(self._raw_rewards, rewards, strict=True):
+            raw += [] if reward is None else [reward]
         self.last_step = StepFacts(
             before=before,
             after=after,
@@ -249,7 +249,7 @@ class SimicClient(FrozenPolicy):
         )
 
     def _bootstrap_lost(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        """Losing a worker is outside the game: the last complete row of its envs counts on with the critic's value."""
+        """A lost worker truncates: the last complete row of its envs is bootstrapped with the critic's value."""
         assert self.buffer is not None
         assert self._decision is not None
         for env, report in enumerate(before.reports):
@@ -260,10 +260,10 @@ class SimicClient(FrozenPolicy):
         """One update on the rollout. Several may follow each other; `end_round` comes after the last."""
         assert self.buffer is not None
         if not self.scale.count:
-            # Learned in other units than all later ones, the first round would leave the critic with a wrong scale.
+            # In other units than all later rounds, the first would leave the critic with a wrong scale.
             rewards_TN = self.buffer.storage.rewards_TN
-            rewards_TN.copy_(self.scale.update_and_normalize(rewards_TN, chain(*self._paid)))
-            self._paid = []
+            rewards_TN.copy_(self.scale.update_and_normalize(rewards_TN, chain(*self._raw_rewards)))
+            self._raw_rewards = []
         metrics = self.agent.update(self.buffer)
         metrics["num_rewards_clipped"] = self.scale.num_clipped - self._num_clipped_before
         return metrics
@@ -272,7 +272,7 @@ class SimicClient(FrozenPolicy):
         """Only now may the statistics of observations and rewards move, except that the first round has no scale."""
         assert self.buffer is not None
         self.agent.end_round(self.buffer)
-        self.scale.update(chain(*self._paid))
+        self.scale.update(chain(*self._raw_rewards))
 
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
@@ -280,16 +280,16 @@ class SimicClient(FrozenPolicy):
 
 
 def _priced(
-    rewards: EpisodeRewards, paid: Sequence[float | None], reports: Sequence[EpochReport]
+    rewards: EpisodeRewards, totals: Sequence[float | None], reports: Sequence[EpochReport]
 ) -> tuple[StepReward | None, ...]:
     return tuple(
         None if reward is None else rewards.last_step(report.env_id)
-        for reward, report in zip(paid, reports, strict=True)
+        for reward, report in zip(totals, reports, strict=True)
     )
 
 
 class FixedClient:
-    """A controller that follows a rule: paid and logged like a learning one, but `update` learns nothing."""
+    """A fixed controller: rewarded and logged like a learning one, but `update` learns nothing."""
 
     def __init__(self, policy: PolicyProtocol, rewards: EpisodeRewards) -> None:
         self.policy = policy
@@ -308,7 +308,7 @@ class FixedClient:
         return self._specs
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        """Prices the step for the log."""
+        """Computes the rewards of the step, for the log."""
         self.policy.store(before, after)
         rewards = price_step(self.rewards, before, after)
         self.last_step = StepFacts(

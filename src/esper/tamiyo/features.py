@@ -48,7 +48,7 @@ class FeatureContext:
     layout: HostLayout
     lifecycle: LifecycleConfig
     num_classes: int
-    """Classes or vocabulary entries: fixes the chance level and the loss of knowing nothing."""
+    """Classes or vocabulary entries: fixes the accuracy and loss of a uniform guess."""
 
 
 @record
@@ -74,7 +74,7 @@ class SlotView:
     spec: SlotSpec
     previous: SlotReport | None
     card: BlueprintCard | None
-    """Card of the seed that lives here; None in an empty slot."""
+    """Card of the seed in the slot; None in an empty slot."""
 
 
 @record
@@ -129,7 +129,7 @@ def _relative_loss(view: EnvView, loss: float | None) -> float | None:
 
 
 def _score(view: EnvView, accuracy_pct: float) -> float:
-    """Chance reads 0, everything right reads 1."""
+    """A uniform guess reads 0, everything right reads 1."""
     chance_pct = 100.0 / view.context.num_classes
     return (accuracy_pct - chance_pct) / (100.0 - chance_pct)
 

@@ -19,7 +19,7 @@ class TermKind(str, Enum):
 
     OUTCOME = "outcome"
     NEUTRAL = "neutral"
-    """Cancels over every episode: it only tells earlier what the outcome will say."""
+    """Cancels over every episode: it only anticipates the outcome."""
     PRICED = "priced"
 
 

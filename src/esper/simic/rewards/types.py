@@ -41,7 +41,7 @@ class Calibration:
 
 
 def uncalibrated(family: str, num_classes: int) -> Calibration:
-    """The scale from chance level to perfection, for tasks nobody has calibrated yet."""
+    """The scale from a uniform guess to no error, for tasks that have not been calibrated."""
     floor = 100.0 / num_classes if family == "contribution" else 0.0
     return Calibration(family=family, floor=floor, ceiling=100.0, reference=None)
 

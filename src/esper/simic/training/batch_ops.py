@@ -57,10 +57,10 @@ def _mean_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:
 def process_val_batch(env: ParallelEnvState, batch: Batch) -> None:
     """Validates the network as it stands, all seeds on."""
     with torch.inference_mode():
-        book_validation(env, env.model(batch.inputs)[None], batch.targets)
+        add_validation(env, env.model(batch.inputs)[None], batch.targets)
 
 
-def book_validation(env: ParallelEnvState, logits_KBC: Tensor, targets: Tensor) -> None:
+def add_validation(env: ParallelEnvState, logits_KBC: Tensor, targets: Tensor) -> None:
     """Adds the losses and hits of K coalitions to the totals, with the same few kernels for any K."""
     count, num_classes = logits_KBC.shape[0], logits_KBC.shape[-1]
     labels = targets.flatten().expand(count, -1)
@@ -75,7 +75,7 @@ def book_validation(env: ParallelEnvState, logits_KBC: Tensor, targets: Tensor) 
 def collect_gradient_telemetry_for_batch(env: ParallelEnvState) -> Mapping[str, GradientEvidence]:
     """Gradient evidence by parameter group as of the last batch; the gates need it at every telemetry level.
 
-    It comes from the norms that clipping computes anyway, so nothing is measured twice. Starts the next epoch's books.
+    It comes from the norms that clipping computes anyway, so nothing is measured twice. Starts the next epoch's totals.
     """
     return env.optimizer.finish_epoch()
 

@@ -27,7 +27,7 @@ from esper.leyline import (
 from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards.families import family_points
 from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
-from esper.simic.training.batch_ops import book_validation, collect_gradient_telemetry_for_batch, process_val_batch
+from esper.simic.training.batch_ops import add_validation, collect_gradient_telemetry_for_batch, process_val_batch
 from esper.simic.training.env_telemetry import governor_event
 from esper.simic.training.epoch_metrics import EpochMetrics
 from esper.simic.training.parallel_env_state import ParallelEnvState
@@ -42,7 +42,7 @@ def process_fused_val_batch(env: ParallelEnvState, batch: Batch) -> None:
         return
     outputs = env.model.forward_coalitions(batch.inputs, env.plan.coalitions)
     with torch.inference_mode():
-        book_validation(env, torch.stack(outputs), batch.targets)
+        add_validation(env, torch.stack(outputs), batch.targets)
 
 
 # ---- attribution
