@@ -10,6 +10,7 @@ import pytest
 
 from esper.evidence.claims import ClaimOutcome
 from esper.evidence.figures import PICTURES
+from esper.evidence.manifest import MANIFEST, EvaluationManifest
 from esper.evidence.report import publish
 from esper.evidence.results import CURVE_COLUMNS, RESULTS, ResultStore, Topology, read_results
 from tests.evidence.made_up import manifest, row, rows, write
@@ -130,3 +131,24 @@ def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / RESULTS).write_text("".join([*lines, lines[-1]]))
     with pytest.raises(ValueError, match="twice"):
         read_results(tmp_path / RESULTS)
+
+
+def test_a_row_that_lacks_its_last_fields_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, FOUND, rows(FOUND, MEANS))
+    lines = (tmp_path / RESULTS).read_text().splitlines()
+    (tmp_path / RESULTS).write_text("\n".join([*lines[:-1], lines[-1].rpartition(",")[0]]) + "\n")
+    with pytest.raises(ValueError, match="not a results file of this version"):
+        read_results(tmp_path / RESULTS)
+
+
+def test_manifests_of_the_format_before_are_read_and_others_refused(tmp_path: Path) -> None:
+    found = manifest(ARMS)
+    found.save(tmp_path)
+    facts = json.loads((tmp_path / MANIFEST).read_text())
+    assert EvaluationManifest.load(tmp_path) == found
+    facts["gates"] = facts.pop("learning_checks")
+    (tmp_path / MANIFEST).write_text(json.dumps({**facts, "schema_version": 1}))
+    assert EvaluationManifest.load(tmp_path) == found
+    (tmp_path / MANIFEST).write_text(json.dumps({**facts, "schema_version": 3}))
+    with pytest.raises(ValueError, match="format 3, this version of Esper reads 2"):
+        EvaluationManifest.load(tmp_path)

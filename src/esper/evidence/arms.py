@@ -127,8 +127,3 @@ def _name(word: str) -> str:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown arm {word!r}. Known: {', '.join(ARMS)}, all.{hint}")
     return name
-
-
-def depends_on_policy(arm: Arm, subject: str) -> bool:
-    """True if every policy has runs of its own in this arm."""
-    return arm.learned or arm.needs_sampled or (arm.rebuilds and ARMS[subject].learned)
