@@ -129,11 +129,11 @@ class BenchWorker:
         self,
         specs: Sequence[ActionSpec],
         wanted: frozenset[TelemetryEventType],
-        closer: frozenset[int] = frozenset(),
+        gradient_detail_envs: frozenset[int] = frozenset(),
     ) -> StepResult:
         """A step of the engine."""
         started = time.perf_counter()
-        result = self.engine.step(specs, wanted, closer)
+        result = self.engine.step(specs, wanted, gradient_detail_envs)
         self._step_s = time.perf_counter() - started
         return result
 

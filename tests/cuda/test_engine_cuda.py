@@ -31,7 +31,7 @@ def test_a_round_with_growth_runs_and_learns(amp: str) -> None:
         result = worker.step(worlds.specs_at(epoch))
     assert result.reports[3].val_loss < start.reports[3].val_loss
     assert all(report.rollback_reason is None for report in result.reports.values())
-    streams = {env.seat.stream for env in worker.envs.values()}
+    streams = {env.placement.stream for env in worker.envs.values()}
     assert len(streams) == NUM_ENVS
 
 

@@ -1,4 +1,4 @@
-"""The order of one step, and what the engine does with streams, seats and totals. Envs here are recording doubles."""
+"""The order of one step, and what the engine does with streams and totals. Envs here are recording doubles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from esper.tolaria import engine as engine_module
 from esper.tolaria.batches import Batch, SharedBatchIterator
 from esper.tolaria.engine import EnvOps, VectorizedEngine, not_applied
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
-from esper.tolaria.runtime import EnvSeat
+from esper.tolaria.runtime import Placement
 from tests.fakes import world
 
 LABELS = LabelFacts(entropy=1.0, top_share=0.5, rows=8)
@@ -35,12 +35,12 @@ WORLD = world()
 class DoubleEnv:
     """Writes down what is done to it. Panics in the epoch it is told to."""
 
-    def __init__(self, seed: EpisodeSeed, seat: EnvSeat, log: list[str], panics: set[tuple[int, int]]) -> None:
+    def __init__(self, seed: EpisodeSeed, placement: Placement, log: list[str], panics: set[tuple[int, int]]) -> None:
         self.env_id, self.episode, self.run_seed = seed.env_id, seed.episode, seed.run_seed
         self.epoch: int | None = None
         self.terminal = False
-        self.closer = False
-        self.seat = seat
+        self.gradient_detail = False
+        self.placement = placement
         self.governor = TolariaGovernor(LABELS)
         self.totals = torch.full((3,), float(seed.env_id), dtype=torch.float64)
         self.log = log
@@ -85,8 +85,8 @@ REPORT: EpochReport = SimulatedWorker(WORLD).reset(episode_seeds(0, 0, 1)).repor
 def double(
     log: list[str], panics: set[tuple[int, int]] | None = None, devices: Sequence[torch.device] = (torch.device("cpu"),)
 ) -> VectorizedEngine[DoubleEnv]:
-    def create(seed: EpisodeSeed, seat: EnvSeat) -> DoubleEnv:
-        return DoubleEnv(seed, seat, log, panics or set())
+    def create(seed: EpisodeSeed, placement: Placement) -> DoubleEnv:
+        return DoubleEnv(seed, placement, log, panics or set())
 
     def apply(env: DoubleEnv, spec: ActionSpec, wanted: frozenset[object]) -> ActionOutcome:
         env.note("apply")
@@ -261,12 +261,12 @@ def test_with_streams_work_waits_for_its_batch_and_one_fence_ends_the_step(monke
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: log.append(f"kept for {stream.name}"))
 
-    def seat(device: torch.device, amp: str) -> EnvSeat:
-        made = EnvSeat(device)
+    def placement(device: torch.device, amp: str) -> Placement:
+        made = Placement(device)
         made.stream = FakeStream("env", log)  # type: ignore[assignment]
         return made
 
-    monkeypatch.setattr(engine_module, "make_seat", seat)
+    monkeypatch.setattr(engine_module, "make_placement", placement)
     worker = double(log)
     worker.reset(episode_seeds(1, 0, 1))
     log.clear()

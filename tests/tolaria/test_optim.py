@@ -331,7 +331,7 @@ def test_gradients_can_be_told_as_they_were_before_clipping(scale: float) -> Non
     give_gradients(seed, 2)
     before = {p: p.grad.clone() for p in (*host.values(), *seed.values()) if p.grad is not None}
     optimizer.step()
-    left = optimizer.left_of_gradients()
+    left = optimizer.clip_factors()
     assert left.keys() == before.keys()
     for param, grad in before.items():
         assert param.grad is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.tolaria import runtime
-from esper.tolaria.runtime import CUDATimer, EnvSeat, amp_dtype, one_thread, parse_device, parse_devices, usable_cores
+from esper.tolaria.runtime import CUDATimer, Placement, amp_dtype, one_thread, parse_device, parse_devices, usable_cores
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -54,7 +54,7 @@ def test_mixed_precision_prefers_bf16_and_never_runs_on_a_cpu(monkeypatch: pytes
 
 def test_a_stream_on_a_cpu_is_refused() -> None:
     with pytest.raises(ValueError, match="a stream needs a CUDA device"):
-        EnvSeat(CPU, stream=object())  # type: ignore[arg-type]
+        Placement(CPU, stream=object())  # type: ignore[arg-type]
 
 
 class FakeStream:
@@ -77,8 +77,8 @@ def test_a_batch_crosses_streams_by_a_wait_on_the_default_stream(monkeypatch: py
     log: list[str] = []
     default = FakeStream("default", log)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
-    seat = EnvSeat(GPU, stream=FakeStream("env", log))  # type: ignore[arg-type]
-    seat.receive([FakeTensor(log), FakeTensor(log)])  # type: ignore[list-item]
+    placement = Placement(GPU, stream=FakeStream("env", log))  # type: ignore[arg-type]
+    placement.receive([FakeTensor(log), FakeTensor(log)])  # type: ignore[list-item]
     assert log == ["env waits for default", "memory kept for env", "memory kept for env"]
 
 
@@ -86,7 +86,7 @@ def test_the_fence_joins_every_env_stream_into_the_default_one(monkeypatch: pyte
     log: list[str] = []
     default = FakeStream("default", log)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
-    runtime.join_streams([EnvSeat(GPU, stream=FakeStream(f"env{i}", log)) for i in range(2)])  # type: ignore[arg-type]
+    runtime.join_streams([Placement(GPU, stream=FakeStream(f"env{i}", log)) for i in range(2)])  # type: ignore[arg-type]
     assert log == ["default waits for env0", "default waits for env1"]
 
 

@@ -18,7 +18,7 @@ from esper.runtime.tasks import TaskSpec, count_host_params
 from esper.simic.training.env_factory import WorkerSpec, build_worker, create_env_state
 from esper.simic.training.parallel_env_state import EnvRecipe, ParallelEnvState
 from esper.tolaria.engine import Beat, VectorizedEngine
-from esper.tolaria.runtime import EnvSeat
+from esper.tolaria.runtime import Placement
 
 
 @record
@@ -55,10 +55,10 @@ def build_host_worker(spec: HostWorkerSpec, beat: Beat) -> VectorizedEngine[Para
 
 
 def _create_env(
-    networks: Mapping[int, StaticNetwork], recipe: EnvRecipe, seed: EpisodeSeed, seat: EnvSeat
+    networks: Mapping[int, StaticNetwork], recipe: EnvRecipe, seed: EpisodeSeed, placement: Placement
 ) -> ParallelEnvState:
     network = networks[seed.run_seed]
-    env = create_env_state(_recipe(recipe, network.host), seed, seat)
+    env = create_env_state(_recipe(recipe, network.host), seed, placement)
     for kept in network.kept:
         _plant_for_good(env.model, kept, seed)
         env.note_move(env.model.slot(kept.slot).transition(SeedStage.FOSSILIZED, Cause.AUTO))

@@ -15,33 +15,3 @@ from esper.kasmina.model import MorphogeneticModel, ParamCounts
 from esper.kasmina.persist import ModelState, capture, load_model, restore, save_model
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.wrap import wrap_sequential
-
-__all__ = [
-    "BLUEPRINTS",
-    "Blueprint",
-    "CNNHost",
-    "EpochMeasurement",
-    "Host",
-    "HostSpec",
-    "MLPHost",
-    "ModelState",
-    "MorphogeneticModel",
-    "ParamCounts",
-    "SeedSlot",
-    "TransformerHost",
-    "advance_active_seed",
-    "apply_op",
-    "begin_epoch",
-    "blueprints_for",
-    "build_host",
-    "capture",
-    "end_epoch",
-    "export_model",
-    "export_module",
-    "get_blueprint",
-    "load_model",
-    "resolve_target_slot",
-    "restore",
-    "save_model",
-    "wrap_sequential",
-]

@@ -37,8 +37,8 @@ from esper.leyline import (
 )
 
 
-class ParameterGroups(Protocol):
-    """What a model asks of the optimizer it is bound to: keep exactly its parameters, one group per seed."""
+class ModelOptimizer(Protocol):
+    """What a model asks of its optimizer: keep exactly its parameters, one group per seed, with state by name."""
 
     def add_group(self, name: str, params: Mapping[str, nn.Parameter]) -> None:
         """Starts to train these parameters."""
@@ -48,6 +48,12 @@ class ParameterGroups(Protocol):
 
     def holds(self, params: Iterable[nn.Parameter]) -> bool:
         """True if every one of these parameters is trained."""
+
+    def named_state(self) -> dict[str, Tensor]:
+        """State tensors by "<parameter>.<entry>"."""
+
+    def load_named_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes state back."""
 
 
 @record
@@ -106,7 +112,7 @@ class MorphogeneticModel(nn.Module):
         self.topology_version = 0
         self.train_loss: float | None = None
         self.val_loss: float | None = None
-        self._optimizer: ParameterGroups | None = None
+        self._optimizer: ModelOptimizer | None = None
         self._penalty_unread = False
 
     # ---- structure
@@ -144,7 +150,7 @@ class MorphogeneticModel(nn.Module):
                 groups[slot.spec.slot_id] = self.slot_parameters(slot.spec.slot_id)
         return groups
 
-    def bind(self, optimizer: ParameterGroups) -> None:
+    def bind(self, optimizer: ModelOptimizer) -> None:
         """From now on, seeds enter and leave this optimizer together with the model.
 
         Raises:

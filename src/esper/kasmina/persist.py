@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.kasmina.layers import generator_for
-from esper.kasmina.model import MorphogeneticModel, build_seed
+from esper.kasmina.model import ModelOptimizer, MorphogeneticModel, build_seed
 from esper.kasmina.slot import GateNetwork
 from esper.leyline import LifecycleConfig, ModelFileError, SeedStage, record
 from esper.leyline.files import write_atomic
@@ -29,16 +29,6 @@ from esper.leyline.files import write_atomic
 FORMAT = 1
 OPTIMIZER_PREFIX = "optimizer."
 SAMPLE = "sample"
-
-
-class NamedState(Protocol):
-    """An optimizer whose state can be kept by parameter name."""
-
-    def named_state(self) -> dict[str, Tensor]:
-        """State tensors by "<parameter>.<entry>"."""
-
-    def load_named_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes state back."""
 
 
 @record
@@ -60,7 +50,7 @@ class LoadedModel:
 
 
 def capture(
-    model: MorphogeneticModel, optimizer: NamedState | None = None, extra: Mapping[str, Any] | None = None
+    model: MorphogeneticModel, optimizer: ModelOptimizer | None = None, extra: Mapping[str, Any] | None = None
 ) -> ModelState:
     """Copies everything that determines how the model goes on: weights, lifecycle, measurements, optimizer state."""
     tensors, aliases = untied(model)
@@ -98,7 +88,7 @@ def untied(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, aliases
 
 
-def restore(model: MorphogeneticModel, state: ModelState, optimizer: NamedState | None = None) -> None:
+def restore(model: MorphogeneticModel, state: ModelState, optimizer: ModelOptimizer | None = None) -> None:
     """Puts a model of the same host back into a captured state, whatever has grown or gone since.
 
     Parameters of the host keep their identity; seeds are built anew from their blueprints. A bound optimizer follows.
@@ -193,7 +183,7 @@ def save_model(
     model: MorphogeneticModel,
     path: str | Path,
     *,
-    optimizer: NamedState | None = None,
+    optimizer: ModelOptimizer | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the model, grown parts and all, to one safetensors file.

@@ -73,5 +73,5 @@ class StorageError(RuntimeError):
         """None: the file system did not say."""
         sizes = [f"{needed_bytes:,} bytes needed"] if needed_bytes is not None else []
         sizes += [f"{free_bytes:,} bytes free"] if free_bytes is not None else []
-        told = f" ({', '.join(sizes)})" if sizes else ""
-        super().__init__(f"cannot write {what}: {error.strerror or error}{told}")
+        note = f" ({', '.join(sizes)})" if sizes else ""
+        super().__init__(f"cannot write {what}: {error.strerror or error}{note}")

@@ -18,7 +18,7 @@ from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 
 
 class PolicyProtocol(Protocol):
-    """A controller: rules, a schedule, chance or a learned policy.
+    """A controller: rules, a schedule, random draws or a learned policy.
 
     Called as `begin(state)`, then per step `specs = act(state)` and `store(state, after)`.
     """
@@ -52,12 +52,12 @@ class Worker(Protocol):
         self,
         specs: Sequence[ActionSpec],
         wanted: frozenset[TelemetryEventType],
-        closer: frozenset[int] = frozenset(),
+        gradient_detail_envs: frozenset[int] = frozenset(),
     ) -> StepResult:
         """Applies one op per env, trains one epoch, validates, reports.
 
-        `wanted` are the events to report and `closer` the envs whose gradients are described tensor by tensor.
-        Neither changes what is trained.
+        `wanted` are the events to report, `gradient_detail_envs` the envs whose gradients are described tensor by
+        tensor. Neither changes what is trained.
         """
 
     def snapshot(self) -> Mapping[int, EnvSnapshot]:

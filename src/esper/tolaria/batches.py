@@ -112,10 +112,10 @@ class SharedBatchIterator:
         """Shuffled training batches of equal size."""
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "order"))
         order = torch.randperm(len(self.inputs), generator=generator).to(self.inputs.device)
-        chance = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "augment"))
+        augment_rng = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "augment"))
         for index in range(self.num_batches()):
             rows = order[index * self.batch_size : (index + 1) * self.batch_size]
-            yield self._batch(index, rows, chance)
+            yield self._batch(index, rows, augment_rng)
 
     def in_order(self, limit: int | None = None) -> Iterator[Batch]:
         """Every row (or the first `limit`) once, unshuffled and unaugmented, the short last batch included."""
@@ -124,14 +124,14 @@ class SharedBatchIterator:
         for index, start in enumerate(range(0, stop, self.batch_size)):
             yield self._batch(index, torch.arange(start, min(start + self.batch_size, stop), device=device), None)
 
-    def _batch(self, index: int, rows: Tensor, chance: torch.Generator | None) -> Batch:
+    def _batch(self, index: int, rows: Tensor, augment_rng: torch.Generator | None) -> Batch:
         inputs = self.inputs.index_select(0, rows)
         if inputs.dtype == torch.uint8:
             inputs = inputs.float()
         if self.mean is not None and self.std is not None:
             inputs = inputs.sub(self.mean).div_(self.std)
-        if chance is not None and self.augment is not None:
-            inputs = AUGMENTATIONS[self.augment](inputs, chance)
+        if augment_rng is not None and self.augment is not None:
+            inputs = AUGMENTATIONS[self.augment](inputs, augment_rng)
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return Batch(index=index, inputs=inputs, targets=self.targets.index_select(0, rows))

@@ -29,7 +29,7 @@ from esper.leyline import (
 )
 from esper.tolaria.batches import Batch, SharedBatchIterator
 from esper.tolaria.governor import TolariaGovernor, Verdict
-from esper.tolaria.runtime import CUDATimer, EnvSeat, join_streams, make_seat, one_thread
+from esper.tolaria.runtime import CUDATimer, Placement, join_streams, make_placement, one_thread
 
 NOTHING: frozenset[TelemetryEventType] = frozenset()
 Beat = Callable[[int | None, int], None]
@@ -43,11 +43,11 @@ class EngineEnv(ABC):
     env_id: int
     episode: int
     run_seed: int
-    seat: EnvSeat
+    placement: Placement
     governor: TolariaGovernor
     epoch: int | None = None
     terminal: bool = False
-    closer: bool = False
+    gradient_detail: bool = False
     """Whether the gradients of this step are to be described tensor by tensor."""
     totals: Tensor = field(init=False)
     """Sums over the batches of an epoch: they stay on the device until the one read of the step."""
@@ -88,7 +88,7 @@ EnvT = TypeVar("EnvT", bound=EngineEnv)
 class EnvOps(Generic[EnvT]):
     """What is done to envs, as functions."""
 
-    create: Callable[[EpisodeSeed, EnvSeat], EnvT]
+    create: Callable[[EpisodeSeed, Placement], EnvT]
     apply: Callable[[EnvT, ActionSpec, frozenset[TelemetryEventType]], ActionOutcome]
     train_batch: Callable[[EnvT, Batch], None]
     eval_batch: Callable[[EnvT, Batch], None]
@@ -139,7 +139,7 @@ class VectorizedEngine(Generic[EnvT]):
         self._val_rows = tuple(val.on(device) for device in self.devices)
         self._amp = amp
         self._beat = beat
-        self._seats: dict[int, EnvSeat] = {}
+        self._placements: dict[int, Placement] = {}
 
     # ---- the four calls of a worker
 
@@ -155,7 +155,7 @@ class VectorizedEngine(Generic[EnvT]):
         self,
         specs: Sequence[ActionSpec],
         wanted: frozenset[TelemetryEventType] = NOTHING,
-        closer: frozenset[int] = frozenset(),
+        gradient_detail_envs: frozenset[int] = frozenset(),
     ) -> StepResult:
         """One op and one epoch in every env. Envs whose episode is over sit still.
 
@@ -172,8 +172,8 @@ class VectorizedEngine(Generic[EnvT]):
             envs = [env for env in self.envs.values() if not env.terminal]
             for env in envs:
                 env.epoch = 0 if env.epoch is None else env.epoch + 1
-                env.closer = env.env_id in closer
-                with env.seat.running():
+                env.gradient_detail = env.env_id in gradient_detail_envs
+                with env.placement.running():
                     outcomes[env.env_id] = self._ops.apply(env, by_env[env.env_id], wanted)
             self._train(envs)
             self._validate(envs)
@@ -195,17 +195,17 @@ class VectorizedEngine(Generic[EnvT]):
     # ---- the phases of a step
 
     def _create(self, seed: EpisodeSeed) -> EnvT:
-        if seed.env_id not in self._seats:
-            self._seats[seed.env_id] = make_seat(self.devices[seed.env_id % len(self.devices)], self._amp)
-        seat = self._seats[seed.env_id]
-        seat.new_episode()
-        with seat.running():
-            return self._ops.create(seed, seat)
+        if seed.env_id not in self._placements:
+            self._placements[seed.env_id] = make_placement(self.devices[seed.env_id % len(self.devices)], self._amp)
+        placement = self._placements[seed.env_id]
+        placement.new_episode()
+        with placement.running():
+            return self._ops.create(seed, placement)
 
     def _train(self, envs: Sequence[EnvT]) -> None:
         """One epoch: batch by batch, so that every batch is gathered once for all envs that are to see it."""
         for env in envs:
-            with env.seat.running():
+            with env.placement.running():
                 env.begin_training()
         train_batch = self._ops.train_batch
         for (run_seed, episode, epoch), group in _by_key(envs).items():
@@ -214,17 +214,17 @@ class VectorizedEngine(Generic[EnvT]):
             for batch, by_device in self._batches(streams):
                 self._beat(epoch, batch.index)
                 for env in group:
-                    self._run(env, env.seat.train_timer, train_batch, by_device)
+                    self._run(env, env.placement.train_timer, train_batch, by_device)
 
     def _validate(self, envs: Sequence[EnvT]) -> None:
         for env in envs:
-            with env.seat.running():
+            with env.placement.running():
                 env.begin_validation()
         eval_batch = self._ops.eval_batch
         for batch, by_device in self._batches([rows.in_order() for rows in self._val_rows]):
             self._beat(envs[0].epoch if envs else None, batch.index)
             for env in envs:
-                self._run(env, env.seat.val_timer, eval_batch, by_device)
+                self._run(env, env.placement.val_timer, eval_batch, by_device)
 
     def _batches(self, streams: Sequence[Iterator[Batch]]) -> Iterator[tuple[Batch, dict[torch.device, Batch]]]:
         """Equal batches of all devices side by side."""
@@ -238,20 +238,20 @@ class VectorizedEngine(Generic[EnvT]):
         work: Callable[[EnvT, Batch], None],
         by_device: Mapping[torch.device, Batch],
     ) -> None:
-        batch = by_device[env.seat.device]
-        if env.seat.stream is None:
+        batch = by_device[env.placement.device]
+        if env.placement.stream is None:
             with timer:
                 work(env, batch)
             return
-        env.seat.receive((batch.inputs, batch.targets))
-        with env.seat.running(), timer:
+        env.placement.receive((batch.inputs, batch.targets))
+        with env.placement.running(), timer:
             work(env, batch)
 
     def _finish(self, envs: Sequence[EnvT], outcomes: Mapping[int, ActionOutcome]) -> StepResult:
         """Verdicts, rollbacks and reports, from one read of all totals."""
         reports = {}
         for env, values in zip(envs, self._read_totals(envs), strict=True):
-            with env.seat.running():
+            with env.placement.running():
                 verdict = env.judge(values)
                 restored = env.roll_back(verdict) if verdict.state is GovernorState.PANIC else None
                 reports[env.env_id] = self._ops.report(env, verdict, restored)
@@ -264,10 +264,10 @@ class VectorizedEngine(Generic[EnvT]):
 
     def _read_totals(self, envs: Sequence[EnvT]) -> list[list[float]]:
         """The totals of all envs as numbers, with one transfer per device."""
-        join_streams(env.seat for env in envs)
+        join_streams(env.placement for env in envs)
         values: dict[int, list[float]] = {}
         for device in self.devices:
-            here = [env for env in envs if env.seat.device == device]
+            here = [env for env in envs if env.placement.device == device]
             if here:
                 rows = torch.stack([env.totals for env in here]).tolist()  # sync: the one read of the step
                 values.update(zip((env.env_id for env in here), rows, strict=True))

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import pickle
 import time
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, MutableSequence
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
-from typing import Any, Protocol
+from typing import Any
 
 from esper.leyline import PROTOCOL_VERSION
 from esper.tolaria.worker import (
@@ -45,28 +46,50 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PINNING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
-class Handle(Protocol):
-    """One worker as the pool sees it. `send` and `receive` come in pairs."""
+class Handle(ABC):
+    """One worker as the pool sees it. `send` and `receive` come in pairs.
 
-    worker_id: int
+    Args:
+        worker_id: Its number in the pool.
+        build: Makes the worker; found by name in a new process.
+        spec: What it is made of.
+    """
 
+    def __init__(self, worker_id: int, build: BuildWorker, spec: Any) -> None:
+        self.worker_id = worker_id
+        self._build = build
+        self._spec = spec
+        self._numbers: MutableSequence[float] = [0.0] * NUM_BEATS
+
+    @abstractmethod
     def start(self) -> Hello:
         """Brings a fresh worker up; raises WorkerLost if it does not come."""
 
+    @abstractmethod
     def send(self, request: Request) -> None:
         """Hands over a request."""
 
+    @abstractmethod
     def receive(self, request: Request) -> Any:
         """Waits for the result of a request; raises WorkerLost, WorkerError or StepCancelled."""
 
-    def cancel(self) -> None:
-        """Asks the worker to stop between two batches."""
-
+    @abstractmethod
     def close(self) -> None:
         """Ends the worker."""
 
+    def cancel(self) -> None:
+        """Asks the worker to stop between two batches."""
+        self._numbers[CANCEL] = 1.0
+
     def progress(self, env_ids: tuple[int, ...]) -> Progress:
         """Where the worker is."""
+        return Progress(
+            worker_id=self.worker_id,
+            env_ids=env_ids,
+            epoch=None if self._numbers[EPOCH] < 0 else int(self._numbers[EPOCH]),
+            batch=int(self._numbers[BATCH]),
+            age_s=time.monotonic() - self._numbers[TIME],
+        )
 
 
 def open_reply(worker_id: int, request: Request, reply: Reply) -> Any:
@@ -94,30 +117,11 @@ def check_hello(hello: Hello) -> Hello:
     return hello
 
 
-def _progress(worker_id: int, env_ids: tuple[int, ...], numbers: Any) -> Progress:
-    return Progress(
-        worker_id=worker_id,
-        env_ids=env_ids,
-        epoch=None if numbers[EPOCH] < 0 else int(numbers[EPOCH]),
-        batch=int(numbers[BATCH]),
-        age_s=time.monotonic() - numbers[TIME],
-    )
-
-
-class InlineHandle:
-    """A worker in this process. Its exceptions are raised as they are.
-
-    Args:
-        worker_id: Its number in the pool.
-        build: Makes the worker.
-        spec: What it is made of.
-    """
+class InlineHandle(Handle):
+    """A worker in this process. Its exceptions are raised as they are."""
 
     def __init__(self, worker_id: int, build: BuildWorker, spec: Any) -> None:
-        self.worker_id = worker_id
-        self._build = build
-        self._spec = spec
-        self._numbers = [0.0] * NUM_BEATS
+        super().__init__(worker_id, build, spec)
         self._request: Request | None = None
 
     def start(self) -> Hello:
@@ -131,29 +135,15 @@ class InlineHandle:
         assert self._request is not None
         return getattr(self._worker, self._request.call)(*self._request.arguments)
 
-    def cancel(self) -> None:
-        self._numbers[CANCEL] = 1.0
-
     def close(self) -> None:
         self._request = None
 
-    def progress(self, env_ids: tuple[int, ...]) -> Progress:
-        return _progress(self.worker_id, env_ids, self._numbers)
 
-
-class ProcessHandle:
-    """A worker in a process of its own.
-
-    Args:
-        worker_id: Its number in the pool.
-        build: Makes the worker; found by name in the new process.
-        spec: What it is made of.
-    """
+class ProcessHandle(Handle):
+    """A worker in a process of its own."""
 
     def __init__(self, worker_id: int, build: BuildWorker, spec: Any) -> None:
-        self.worker_id = worker_id
-        self._build = build
-        self._spec = spec
+        super().__init__(worker_id, build, spec)
         self._slowest_s = 0.0
         self._sent_at = 0.0
         # Never the global start method: forking deadlocks once OpenMP has run and is illegal with CUDA.
@@ -229,9 +219,6 @@ class ProcessHandle:
         self._connection.close()
         return WorkerLost(f"worker {self.worker_id} {what} (exit code {code})", code)
 
-    def cancel(self) -> None:
-        self._numbers[CANCEL] = 1.0
-
     def close(self) -> None:
         if self._process is None:
             return
@@ -241,9 +228,6 @@ class ProcessHandle:
         if self._process.is_alive():
             self._process.kill()
             self._process.join(CLOSE_S)
-
-    def progress(self, env_ids: tuple[int, ...]) -> Progress:
-        return _progress(self.worker_id, env_ids, self._numbers)
 
 
 @contextmanager

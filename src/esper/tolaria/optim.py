@@ -42,7 +42,7 @@ class GrowingOptimizer:
         self._names: dict[str, dict[str, nn.Parameter]] = {}
         self._finite: dict[str, bool] = {}
         self._norms: dict[str, Tensor] = {}
-        self._left: dict[str, Tensor] = {}
+        self._clip_factors: dict[str, Tensor] = {}
         self._lr_factor = 1.0
         self._inner: torch.optim.Optimizer | None = None
         for name, params in groups.items():
@@ -86,7 +86,7 @@ class GrowingOptimizer:
         for param in self._names.pop(name).values():
             inner.state.pop(param, None)
         del inner.param_groups[position]
-        for book in (self._finite, self._norms, self._left, self.num_skipped):
+        for book in (self._finite, self._norms, self._clip_factors, self.num_skipped):
             book.pop(name, None)
 
     def holds(self, params: Iterable[nn.Parameter]) -> bool:
@@ -142,12 +142,12 @@ class GrowingOptimizer:
                 for param in self._names[name].values():
                     param.grad = None
                 return
-        self._left[name] = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
-        torch._foreach_mul_(grads, self._left[name])
+        self._clip_factors[name] = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
+        torch._foreach_mul_(grads, self._clip_factors[name])
 
-    def left_of_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Which share of each gradient that lies there clipping left, for whoever wants to know it as it was."""
-        return {param: self._left[name] for name in self._left for param in self._names[name].values()}
+    def clip_factors(self) -> dict[nn.Parameter, Tensor]:
+        """What clipping multiplied each gradient of the last step by: divide by it for the gradient as it was."""
+        return {param: self._clip_factors[name] for name in self._clip_factors for param in self._names[name].values()}
 
     def finish_epoch(self) -> dict[str, GradientEvidence]:
         """What was seen of each group since the last call, and starts anew."""

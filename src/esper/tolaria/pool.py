@@ -89,7 +89,7 @@ class EnginePool:
             raise ValueError(f"workers must be at least 1, got {workers}")
         self.kind = kind
         self.wanted = wanted
-        self.closer: frozenset[int] = frozenset()
+        self.gradient_detail_envs: frozenset[int] = frozenset()
         """Envs whose gradients steps are to describe tensor by tensor."""
         self.num_restarts = 0
         self.num_abandoned = 0
@@ -155,8 +155,8 @@ class EnginePool:
         if len(by_env) != len(specs) or set(by_env) != set(self.env_ids):
             raise ValueError(f"expected one spec for each of the envs {self.env_ids}, got specs for {list(by_env)}")
         events = self.wanted if wanted is None else wanted
-        closer = self.closer
-        result = self._everywhere("step", lambda member: (tuple(by_env[i] for i in member.env_ids), events, closer))
+        detailed = self.gradient_detail_envs
+        result = self._everywhere("step", lambda member: (tuple(by_env[i] for i in member.env_ids), events, detailed))
         return self._with_lost(result, by_env)
 
     def snapshot(self) -> Mapping[int, EnvSnapshot]:

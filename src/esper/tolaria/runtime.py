@@ -63,7 +63,7 @@ def amp_dtype(choice: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if choice == "bf16" else torch.float16
 
 
-class EnvSeat:
+class Placement:
     """The place of one env on a device: its stream, its number type and, for FP16, its loss scaler."""
 
     def __init__(
@@ -100,17 +100,17 @@ class EnvSeat:
             tensor.record_stream(self.stream)
 
 
-def make_seat(device: torch.device, amp: str) -> EnvSeat:
-    """A seat on a device, with a stream of its own where the device has streams."""
+def make_placement(device: torch.device, amp: str) -> Placement:
+    """A placement on a device, with a stream of its own where the device has streams."""
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    return EnvSeat(device, stream=stream, dtype=amp_dtype(amp, device))
+    return Placement(device, stream=stream, dtype=amp_dtype(amp, device))
 
 
-def join_streams(seats: Iterable[EnvSeat]) -> None:
-    """Makes each device's default stream wait for the seats on it: the one fence of a step."""
-    for seat in seats:
-        if seat.stream is not None:
-            torch.cuda.default_stream(seat.device).wait_stream(seat.stream)
+def join_streams(placements: Iterable[Placement]) -> None:
+    """Makes each device's default stream wait for the placements on it: the one fence of a step."""
+    for placement in placements:
+        if placement.stream is not None:
+            torch.cuda.default_stream(placement.device).wait_stream(placement.stream)
 
 
 class CUDATimer:

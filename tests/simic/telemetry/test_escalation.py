@@ -155,24 +155,24 @@ def test_windows_are_not_taken_over_where_none_may_open() -> None:
 
 class Workers:
     wanted: frozenset[TelemetryEventType] = frozenset()
-    closer: frozenset[int] = frozenset()
+    gradient_detail_envs: frozenset[int] = frozenset()
 
 
 def test_workers_learn_what_is_wanted_and_of_which_envs_more() -> None:
     workers, state = Workers(), escalation(level=TelemetryLevel.MINIMAL)
     apply_slot_telemetry(workers, state, [at(2, 3, env=0), at(2, 3, env=1)])
-    assert (workers.wanted, workers.closer) == (enabled(TelemetryLevel.MINIMAL), frozenset())
+    assert (workers.wanted, workers.gradient_detail_envs) == (enabled(TelemetryLevel.MINIMAL), frozenset())
     assert TelemetryEventType.EPOCH_COMPLETED not in workers.wanted
     assert TelemetryEventType.SEED_PRUNED in workers.wanted
     handle_telemetry_escalation(report(), state, at(2, 3, env=1))
     apply_slot_telemetry(workers, state, [at(2, 4, env=0), at(2, 4, env=1)])
-    assert (workers.wanted, workers.closer) == (enabled(TelemetryLevel.DEBUG), frozenset({1}))
+    assert (workers.wanted, workers.gradient_detail_envs) == (enabled(TelemetryLevel.DEBUG), frozenset({1}))
     handle_telemetry_escalation(report(), state, UpdateClock(round=2))
     apply_slot_telemetry(workers, state, [at(3, 0, env=0), at(3, 0, env=1)])
-    assert workers.closer == {0, 1}
+    assert workers.gradient_detail_envs == {0, 1}
 
 
 def test_rollbacks_are_told_even_where_nothing_is_logged() -> None:
     workers = Workers()
     apply_slot_telemetry(workers, escalation(level=TelemetryLevel.OFF), [at(0, 0)])
-    assert (workers.wanted, workers.closer) == ({TelemetryEventType.GOVERNOR_STATE_CHANGED}, frozenset())
+    assert (workers.wanted, workers.gradient_detail_envs) == ({TelemetryEventType.GOVERNOR_STATE_CHANGED}, frozenset())

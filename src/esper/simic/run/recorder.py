@@ -162,9 +162,9 @@ class RunRecorder(Recorder):
         if facts.decision is None:
             return None
         pool = self._parts.pool
-        closer = [env for env, spec in enumerate(facts.specs) if spec.env_id in pool.closer]
-        seen = self._parts.reads.seen(facts, closer) if closer else {}
-        return decision_records(facts.decision, facts.specs, pool.layout, closer, seen)
+        detailed = [env for env, spec in enumerate(facts.specs) if spec.env_id in pool.gradient_detail_envs]
+        seen = self._parts.reads.seen(facts, detailed) if detailed else {}
+        return decision_records(facts.decision, facts.specs, pool.layout, detailed, seen)
 
     def _emit_env_step(self, facts: StepFacts, env: int, reward: StepReward, decision: Decision | None) -> None:
         before, report = facts.before.reports[env], facts.after.reports[env]

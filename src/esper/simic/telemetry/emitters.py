@@ -49,7 +49,7 @@ class Outbox(Protocol):
     """What brings back the reports of the envs and can be told what they are to carry."""
 
     wanted: frozenset[TelemetryEventType]
-    closer: frozenset[int]
+    gradient_detail_envs: frozenset[int]
     """Envs whose gradients are described tensor by tensor."""
 
 
@@ -117,12 +117,12 @@ def emit_cf_unavailable(hub: EventSink, ctx: EnvContext, reason: str) -> None:
 def apply_slot_telemetry(outbox: Outbox, state: EscalationState, epochs: Iterable[EnvContext]) -> None:
     """Says what the reports of the coming epochs are to carry. Nothing that is trained or measured changes."""
     if not state.windows and state.level is not TelemetryLevel.DEBUG:
-        outbox.wanted, outbox.closer = enabled(state.level) | {T.GOVERNOR_STATE_CHANGED}, frozenset()
+        outbox.wanted, outbox.gradient_detail_envs = enabled(state.level) | {T.GOVERNOR_STATE_CHANGED}, frozenset()
         return
     levels = {ctx.env: level_at(state, ctx) for ctx in epochs}
     # Rollbacks reach the person at the terminal even where nothing is logged.
     outbox.wanted = frozenset({T.GOVERNOR_STATE_CHANGED}).union(*(enabled(level) for level in set(levels.values())))
-    outbox.closer = frozenset(env for env, level in levels.items() if level is TelemetryLevel.DEBUG)
+    outbox.gradient_detail_envs = frozenset(env for env, level in levels.items() if level is TelemetryLevel.DEBUG)
 
 
 # ---- one round

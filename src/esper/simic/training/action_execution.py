@@ -33,7 +33,7 @@ class EnvPool(Protocol):
     """Workers, as seen by whoever plays in their envs."""
 
     wanted: frozenset[TelemetryEventType]
-    closer: frozenset[int]
+    gradient_detail_envs: frozenset[int]
     """What steps are to report for the log: events, and envs whose gradients are described tensor by tensor."""
 
     @property

@@ -18,28 +18,28 @@ from esper.tolaria.batches import Batch
 
 def process_train_batch(env: ParallelEnvState, batch: Batch) -> None:
     """One update of the host and its seeds. Totals stay on the device."""
-    optimizer, seat = env.optimizer, env.seat
+    optimizer, placement = env.optimizer, env.placement
     optimizer.zero_grad()
-    if seat.dtype is None:
+    if placement.dtype is None:
         logits = env.model(batch.inputs)
     else:
-        with seat.autocast():
+        with placement.autocast():
             logits = env.model(batch.inputs)
     loss, num_correct, rows = _mean_loss(logits, batch.targets)
     penalty = env.model.penalty()
     objective = loss if penalty is None else loss + penalty
-    if seat.scaler is None:
+    if placement.scaler is None:
         objective.backward()  # type: ignore[no-untyped-call]
     else:
-        _scaled_backward(env, objective, seat.scaler)
-    optimizer.step(seat.scaler)
+        _scaled_backward(env, objective, placement.scaler)
+    optimizer.step(placement.scaler)
     env.train_loss_sum.add_(loss.detach(), alpha=rows)
     env.train_correct.add_(num_correct)
     env.train_rows += rows
 
 
 def _scaled_backward(env: ParallelEnvState, objective: Tensor, scaler: torch.amp.GradScaler) -> None:
-    scale = scaler.scale(torch.ones((), device=env.seat.device))
+    scale = scaler.scale(torch.ones((), device=env.placement.device))
     for slot in env.model.all_slots():
         if slot.meter is not None:
             slot.meter.loss_scale = scale

@@ -89,10 +89,10 @@ def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | 
     env.state = env.reported_state(verdict)
     events = tuple(event for event in env.outbox if event.type in env.wanted)
     env.outbox.clear()
-    report = _report(env, events, env.seat.train_timer.take_ms(), env.seat.val_timer.take_ms())
-    if not env.closer or env.epoch is None or rolled_back:
+    report = _report(env, events, env.placement.train_timer.take_ms(), env.placement.val_timer.take_ms())
+    if not env.gradient_detail or env.epoch is None or rolled_back:
         return report
-    return replace(report, gradients=tuple(collect_per_layer_gradients(env.model, env.optimizer.left_of_gradients())))
+    return replace(report, gradients=tuple(collect_per_layer_gradients(env.model, env.optimizer.clip_factors())))
 
 
 def report_again(env: ParallelEnvState) -> EpochReport:

@@ -37,10 +37,10 @@ from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.engine import Beat, EnvOps, VectorizedEngine
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.optim import GrowingOptimizer
-from esper.tolaria.runtime import EnvSeat, parse_devices
+from esper.tolaria.runtime import Placement, parse_devices
 from esper.tolaria.shared_tensors import StoredTensor, store
 
-CreateEnv = Callable[[EnvRecipe, EpisodeSeed, EnvSeat], ParallelEnvState]
+CreateEnv = Callable[[EnvRecipe, EpisodeSeed, Placement], ParallelEnvState]
 
 
 @record
@@ -197,10 +197,10 @@ def build_model(recipe: EnvRecipe, rng_seed: int, device: torch.device) -> Morph
     )
 
 
-def create_env_state(recipe: EnvRecipe, seed: EpisodeSeed, seat: EnvSeat) -> ParallelEnvState:
+def create_env_state(recipe: EnvRecipe, seed: EpisodeSeed, placement: Placement) -> ParallelEnvState:
     """An env at the start of an episode. Equal seeds give equal weights, wherever the env lives."""
     rng_seed = derive_seed(seed.run_seed, seed.env_id, seed.episode, None, "init")
-    model = build_model(recipe, rng_seed, seat.device)
+    model = build_model(recipe, rng_seed, placement.device)
     optimizer = GrowingOptimizer(recipe.task.optimizer, model.parameter_groups(), recipe.task.lifecycle.clip_norm)
     model.bind(optimizer)
     env = ParallelEnvState(
@@ -208,7 +208,7 @@ def create_env_state(recipe: EnvRecipe, seed: EpisodeSeed, seat: EnvSeat) -> Par
         episode=seed.episode,
         run_seed=seed.run_seed,
         recipe=recipe,
-        seat=seat,
+        placement=placement,
         model=model,
         optimizer=optimizer,
         tracker=SignalTracker(recipe.task.horizon),

@@ -104,7 +104,7 @@ class ParallelEnvState(EngineEnv):
     def init_accumulators(self, slots: Sequence[str]) -> None:
         """Makes room for the coalitions that seeds in these slots can form."""
         columns = VALIDATION + 2 * most_coalitions(len(slots))
-        self.totals = torch.zeros(columns, dtype=torch.float64, device=self.seat.device)
+        self.totals = torch.zeros(columns, dtype=torch.float64, device=self.placement.device)
         self.train_loss_sum = self.totals[TRAIN_LOSS]
         self.train_correct = self.totals[TRAIN_CORRECT]
         self.zero_accumulators()
@@ -179,8 +179,8 @@ class ParallelEnvState(EngineEnv):
         self.signals = _read_signals(books["signals"])
         self.tracker.load_state_dict(books["tracker"])
         self.governor.restore_memory(books["governor"])
-        if self.seat.scaler is not None:
-            self.seat.scaler.load_state_dict(books["scaler"])
+        if self.placement.scaler is not None:
+            self.placement.scaler.load_state_dict(books["scaler"])
         self.plan = plan_coalitions(self.model)
 
     def keep(self) -> None:
@@ -216,7 +216,7 @@ class ParallelEnvState(EngineEnv):
             "signals": asdict(self.signals),
             "tracker": self.tracker.state_dict(),
             "governor": self.governor.memory(),
-            "scaler": None if self.seat.scaler is None else self.seat.scaler.state_dict(),
+            "scaler": None if self.placement.scaler is None else self.placement.scaler.state_dict(),
         }
 
     # ---- moving to another process
@@ -259,7 +259,9 @@ class ParallelEnvState(EngineEnv):
             raise ValueError(f"expected a snapshot of task {self.recipe.task.name!r}, got {meta['task']!r}")
         tensors = from_safetensors(snapshot.tensors)
         states = {
-            name: None if facts is None else ModelState(facts=facts, tensors=_part(tensors, name, self.seat.device))
+            name: None
+            if facts is None
+            else ModelState(facts=facts, tensors=_part(tensors, name, self.placement.device))
             for name, facts in meta["states"].items()
         }
         assert states["now"] is not None

@@ -35,7 +35,7 @@ def decision_records(
     decision: Decision,
     specs: Sequence[ActionSpec],
     layout: HostLayout,
-    closer: Sequence[int] = (),
+    detailed: Sequence[int] = (),
     seen: Mapping[int, SeenByPolicy] = NOTHING_SEEN,
 ) -> list[DecisionRecord]:
     """What the agent knew when it chose, for every env. Tensors are read once for all of them.
@@ -44,7 +44,7 @@ def decision_records(
         decision: The agent's.
         specs: What it means, one per env.
         layout: Names of slots and blueprints.
-        closer: Positions of envs of which all probabilities are told.
+        detailed: Positions of envs whose probabilities are all recorded.
         seen: What some of them decided on, by position.
     """
     rows = zip(
@@ -55,7 +55,7 @@ def decision_records(
         decision.values_N.tolist(),
         strict=True,
     )
-    probs = dict(zip(closer, _probs(decision, closer, layout), strict=True)) if closer else {}
+    probs = dict(zip(detailed, _probs(decision, detailed, layout), strict=True)) if detailed else {}
     return [_decision(*row, probs.get(env, {}), seen.get(env)) for env, row in enumerate(rows)]
 
 

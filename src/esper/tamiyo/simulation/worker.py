@@ -44,7 +44,7 @@ class SimulatedWorker:
         self,
         specs: Sequence[ActionSpec],
         wanted: frozenset[TelemetryEventType] = SILENT,
-        closer: frozenset[int] = frozenset(),
+        gradient_detail_envs: frozenset[int] = frozenset(),
     ) -> StepResult:
         """One step of every env. Takes exactly one spec per env, in any order. There are no gradients to look at."""
         if sorted(spec.env_id for spec in specs) != sorted(self._envs):
