@@ -61,7 +61,6 @@ def test_rows_are_complete(row: Threshold) -> None:
     assert row.warmup >= 0
     assert row.reason
     for limit in (row.warn, row.critical):
-        assert limit is None or row.low is None or limit >= row.low
         assert limit is None or row.high is None or limit <= row.high
     if row.warn is not None and row.critical is not None:
         assert (row.critical < row.warn) == (row.direction == "below")

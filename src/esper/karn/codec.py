@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, TelemetryEventType, split_path
-from esper.leyline.catalogue import SCOPE_IDS
+from esper.leyline.telemetry import SCOPE_IDS
 
 
 class LineError(ValueError):

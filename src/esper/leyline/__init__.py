@@ -5,10 +5,6 @@ from esper.leyline.actions import (
     BLENDS, CURVES, HEAD_NAMES, HEADS, OPERATORS, OPS, SAMPLING_ORDER, BlendSpec, HeadName, LifecycleOp, get_blend,
     heads_used_by
 )
-from esper.leyline.catalogue import (
-    EVENTS, SCHEMA_VERSION, TIMING_SUFFIXES, EventSpec, LoggedEvent, Scope, TelemetryLevel, check_event, fill_ids,
-    make_event
-)
 from esper.leyline.coalitions import (
     coalition_mask, coalitions_to_measure, contribution, full_coalition, interaction, interaction_sum, shapley, solo
 )
@@ -25,7 +21,6 @@ from esper.leyline.gates import (
     gate_prune, gate_train
 )
 from esper.leyline.optim import FINAL_LR_FACTOR, SCHEDULES, OptimSpec, lr_factor
-from esper.leyline.pointer import join_path, split_path
 from esper.leyline.policy_payloads import (
     AnomalyDebug, AnomalyDetected, GradientStats, GradState, HeadEntropies, HeadUpdate, LayerGradientStats, LayerHealth,
     LSTMHealth, NumericalStability, ObservationHealth, PPOUpdateCompleted
@@ -46,5 +41,8 @@ from esper.leyline.slots import (
     MIXING, Attribution, BlueprintCard, HostLayout, SlotConfig, SlotMeasurement, SlotReport, SlotSpec, check_slot_id
 )
 from esper.leyline.stages import TRANSITIONS, Cause, Gate, SeedStage, SlotTransition
-from esper.leyline.telemetry import Severity, TelemetryEvent, TelemetryEventType, transition_event
+from esper.leyline.telemetry import (
+    EVENTS, SCHEMA_VERSION, TIMING_SUFFIXES, EventSpec, LoggedEvent, Scope, Severity, TelemetryEvent,
+    TelemetryEventType, TelemetryLevel, check_event, fill_ids, join_path, make_event, split_path, transition_event
+)
 from esper.leyline.thresholds import THRESHOLDS, Threshold

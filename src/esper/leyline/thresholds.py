@@ -1,4 +1,4 @@
-"""The one table of alarm limits. Detector, verdict, views and the operators' page read it; nobody else has limits.
+"""The one table of alarm limits. Detector, diagnosis, views and the operators' page read it; nobody else has limits.
 
 Fitted means: held against three runs that learned well (`digits_blind` twice, `digits_saturated` once; 140 rounds, 2160
 episodes, 43,200 epochs) so that a healthy run ends without a critical alarm and is warned in few of its rounds. All
@@ -8,7 +8,7 @@ other values are first guesses that hardly ever spoke on those runs.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from esper.leyline.record import record
 from esper.leyline.telemetry import Severity
@@ -63,19 +63,18 @@ class Threshold:
 
     metric: str
     unit: str
-    low: float | None
-    high: float | None
-    """The range the metric can have; None for no bound."""
+    direction: Direction
     warn: float | None
     critical: float | None
-    direction: Direction
-    num_consecutive: int
-    """Checks in a row before the alarm is entered."""
-    warmup: int
-    """Updates at the start of a run during which the row is silent."""
-    checked: Checked
-    """Who evaluates it, and when: the detector per update or epoch, the rewards, the trend, or the verdict."""
     reason: str
+    high: float | None = None
+    """The largest value that the metric can have; None for no bound."""
+    num_consecutive: int = 1
+    """Checks in a row before the alarm is entered."""
+    warmup: int = WARMUP_UPDATES
+    """Updates at the start of a run during which the row is silent."""
+    checked: Checked = "update"
+    """Who evaluates it, and when: the detector per update or epoch, the rewards, the trend, or the diagnosis."""
 
     def severity_of(self, value: float) -> Severity | None:
         """How bad a value is; None for harmless. What is not a number is as bad as it gets."""
@@ -112,227 +111,81 @@ class Threshold:
         return value > limit or (self.direction == "at_least" and value == limit)
 
 
-_X = "times"
-_SHARE = "share"
-
-
 def _row(
-    metric: str,
-    unit: str,
-    bounds: tuple[float | None, float | None],
-    direction: Direction,
-    limits: tuple[float | None, float | None],
-    reason: str,
-    *,
-    checked: Checked = "update",
-    warmup: int = WARMUP_UPDATES,
-    runs: int = 1,
+    metric: str, unit: str, direction: Direction, warn: float | None, critical: float | None, reason: str, **other: Any
 ) -> Threshold:
     return Threshold(
-        metric=metric,
-        unit=unit,
-        low=bounds[0],
-        high=bounds[1],
-        warn=limits[0],
-        critical=limits[1],
-        direction=direction,
-        num_consecutive=runs,
-        warmup=warmup,
-        checked=checked,
-        reason=reason,
+        metric=metric, unit=unit, direction=direction, warn=warn, critical=critical, reason=reason, **other
     )
 
 
-_POSITIVE = (0.0, None)
-_UNIT = (0.0, 1.0)
-
-_ROWS: tuple[Threshold, ...] = (
-    _row(
-        "num_nonfinite",
-        "count",
-        _POSITIVE,
-        "above",
-        (None, 0),
-        "losses, gradients, ratios, observations or memory that are not numbers; tested first, since NaN defeats "
-        "every comparison",
-        warmup=0,
-    ),
-    _row(
-        "skipped_updates",
-        "updates in a row",
-        _POSITIVE,
-        "at_least",
-        (1, 3),
-        "no finite minibatch; at the critical limit the trainer stops",
-        warmup=0,
-    ),
-    _row(
-        "kl_over_target",
-        _X,
-        _POSITIVE,
-        "above",
-        (2, 6),
-        "steps too large: the KL stop should end an update near 1.5 times its target",
-    ),
-    _row("approx_kl", "nats", _POSITIVE, "below", (1e-7, None), "the policy does not move", runs=3),
-    _row("clip_fraction", _SHARE, _UNIT, "above", (0.3, 0.5), "steps too large"),
-    _row(
-        "ratio_max",
-        _X,
-        _POSITIVE,
-        "above",
-        (5, 20),
-        "off-policy blow-up; the extreme over all rows and passes, fitted: half of the healthy updates reach 2, one of "
-        "140 passes 5",
-        warmup=0,
-    ),
-    _row(
-        "ratio_min",
-        _X,
-        _POSITIVE,
-        "below",
-        (0.03, 0.003),
-        "probability of taken actions collapses; the extreme over all rows and passes, fitted: half of the healthy "
-        "updates fall to 0.35, the lowest of 140 to 0.054",
-        warmup=0,
-    ),
-    _row("entropy_share", _SHARE, _UNIT, "below", (0.10, 0.05), "the head collapses onto one choice", runs=3),
-    _row("value_nrmse", _X, _POSITIVE, "above", (1.0, 2.0), "the critic is no better than predicting the mean"),
-    _row(
-        "return_corr", "correlation", (-1.0, 1.0), "below", (0.3, 0.0), "the critic is unrelated to returns", warmup=20
-    ),
-    _row("grad_norm_over_clip", _X, _POSITIVE, "above", (10, 100), "clipping hides an explosion"),
-    _row(
-        "grad_drift",
-        "abs ln",
-        _POSITIVE,
-        "above",
-        (math.log(5.0), None),
-        "gradient norm far from the median of the last updates",
-    ),
-    _row("lstm_saturated_share", _SHARE, _UNIT, "above", (0.2, 0.5), "memory outputs stuck at their bound"),
-    _row("lstm_c_rms", "rms", _POSITIVE, "above", (10, 50), "cell runaway"),
-    _row("lstm_h_rms", "rms", _UNIT, "below", (1e-4, 1e-6), "dead memory"),
-    _row("observation_outlier_share", _SHARE, _UNIT, "above", (0.01, 0.05), "the normaliser is off"),
-    _row("observation_clipped_share", _SHARE, _UNIT, "above", (0.01, 0.05), "the normaliser is off"),
-    _row("observation_drift", "deviations", _POSITIVE, "above", (1, 2), "frozen statistics are stale"),
-    _row("decision_share", _SHARE, _UNIT, "below", (0.3, 0.05), "nothing to decide, so nothing to learn from"),
-    _row("wait_share", _SHARE, _UNIT, "above", (0.95, 0.99), "passive policy: it waits although it could act"),
-    _row("rollbacks_per_100_episodes", "count", _POSITIVE, "above", (2, 10), "unsafe growth", warmup=0),
-    _row(
-        "shaping_share",
-        _SHARE,
-        _UNIT,
-        "above",
-        (0.65, 0.8),
-        "shaping terms are farmed; fitted: on a host with nothing to gain it is 0.3 to 0.6, else below 0.2",
-        warmup=0,
-    ),
-    _row("seed_grad_health", _SHARE, _UNIT, "below", (0.7, 0.3), "sick seed", checked="epoch", warmup=0),
-    _row("seed_grad_ratio", _X, _POSITIVE, "below", (0.01, None), "dormant seed", checked="epoch", warmup=0, runs=3),
-    _row(
-        "val_loss_ratio",
-        _X,
-        _POSITIVE,
-        "above",
-        (2, None),
-        "loss far above its recent median; warns before the governor acts by limits of its own",
-        checked="epoch",
-        warmup=0,
-    ),
-    _row(
-        "attribution_ratio",
-        _X,
-        _POSITIVE,
-        "at_least",
-        (10, None),
-        "the seeds claim many times what they brought together; fitted: 16 of 2160 healthy episodes",
-        checked="reward",
-        warmup=0,
-        runs=3,
-    ),
-    _row(
-        "ransom_contribution_pp",
-        "pp",
-        (None, None),
-        "at_least",
-        (None, 1.0),
-        "removal would hurt although the host is worse than if it had only waited; fitted: 11 of 2160 healthy episodes",
-        checked="reward",
-        warmup=0,
-        runs=3,
-    ),
-    _row(
-        "plateau_pp",
-        "pp",
-        _POSITIVE,
-        "below",
-        (0.5, None),
-        "size of the change of rolling accuracy below which it is a plateau",
-        checked="trend",
-        warmup=0,
-    ),
-    _row(
-        "trend_pp",
-        "pp",
-        _POSITIVE,
-        "at_least",
-        (2.0, None),
-        "size of the change of rolling accuracy that is an improvement or a degradation",
-        checked="trend",
-        warmup=0,
-    ),
-    _row(
-        "silence_epochs",
-        "median epochs",
-        _POSITIVE,
-        "above",
-        (5, 20),
-        "no progress of the training thread: stalled",
-        checked="machine",
-        warmup=0,
-    ),
-    _row(
-        "heartbeat_age_s",
-        "s",
-        _POSITIVE,
-        "above",
-        (None, 15),
-        "the process no longer writes its status",
-        checked="machine",
-        warmup=0,
-    ),
-    _row(
-        "gpu_memory_share",
-        _SHARE,
-        _UNIT,
-        "above",
-        (0.85, 0.95),
-        "the device is nearly full",
-        checked="machine",
-        warmup=0,
-    ),
-    _row(
-        "disk_free_bytes",
-        "bytes",
-        _POSITIVE,
-        "below",
-        (2e9, 2e8),
-        "log and checkpoints will soon fail",
-        checked="machine",
-        warmup=0,
-    ),
-    _row(
-        "telemetry_cpu_share",
-        _SHARE,
-        _UNIT,
-        "above",
-        (0.01, 0.03),
-        "telemetry costs too much",
-        checked="machine",
-        warmup=0,
-    ),
+# fmt: off
+_ROWS = (
+    # metric, unit, direction, warning, critical, reason
+    _row("num_nonfinite", "count", "above", None, 0,
+         "losses, gradients, ratios, observations or memory that are not numbers; tested first, since NaN "
+         "defeats every comparison", warmup=0),
+    _row("skipped_updates", "updates in a row", "at_least", 1, 3,
+         "no finite minibatch; at the critical limit the trainer stops", warmup=0),
+    _row("kl_over_target", "times", "above", 2, 6,
+         "steps too large: the KL stop should end an update near 1.5 times its target"),
+    _row("approx_kl", "nats", "below", 1e-7, None, "the policy does not move", num_consecutive=3),
+    _row("clip_fraction", "share", "above", 0.3, 0.5, "steps too large", high=1.0),
+    _row("ratio_max", "times", "above", 5, 20,
+         "off-policy blow-up; the extreme over all rows and passes, fitted: half of the healthy updates "
+         "reach 2, one of 140 passes 5", warmup=0),
+    _row("ratio_min", "times", "below", 0.03, 0.003,
+         "probability of taken actions collapses; the extreme over all rows and passes, fitted: half of "
+         "the healthy updates fall to 0.35, the lowest of 140 to 0.054", warmup=0),
+    _row("entropy_share", "share", "below", 0.1, 0.05,
+         "the head collapses onto one choice", high=1.0, num_consecutive=3),
+    _row("value_nrmse", "times", "above", 1.0, 2.0, "the critic is no better than predicting the mean"),
+    _row("return_corr", "correlation", "below", 0.3, 0.0,
+         "the critic is unrelated to returns", high=1.0, warmup=20),
+    _row("grad_norm_over_clip", "times", "above", 10, 100, "clipping hides an explosion"),
+    _row("grad_drift", "abs ln", "above", math.log(5.0), None,
+         "gradient norm far from the median of the last updates"),
+    _row("lstm_saturated_share", "share", "above", 0.2, 0.5, "memory outputs stuck at their bound", high=1.0),
+    _row("lstm_c_rms", "rms", "above", 10, 50, "cell runaway"),
+    _row("lstm_h_rms", "rms", "below", 1e-4, 1e-6, "dead memory", high=1.0),
+    _row("observation_outlier_share", "share", "above", 0.01, 0.05, "the normaliser is off", high=1.0),
+    _row("observation_clipped_share", "share", "above", 0.01, 0.05, "the normaliser is off", high=1.0),
+    _row("observation_drift", "deviations", "above", 1, 2, "frozen statistics are stale"),
+    _row("decision_share", "share", "below", 0.3, 0.05, "nothing to decide, so nothing to learn from", high=1.0),
+    _row("wait_share", "share", "above", 0.95, 0.99, "passive policy: it waits although it could act", high=1.0),
+    _row("rollbacks_per_100_episodes", "count", "above", 2, 10, "unsafe growth", warmup=0),
+    _row("shaping_share", "share", "above", 0.65, 0.8,
+         "shaping terms are farmed; fitted: on a host with nothing to gain it is 0.3 to 0.6, else below 0.2",
+         high=1.0, warmup=0),
+    _row("seed_grad_health", "share", "below", 0.7, 0.3, "sick seed", high=1.0, warmup=0, checked="epoch"),
+    _row("seed_grad_ratio", "times", "below", 0.01, None,
+         "dormant seed", num_consecutive=3, warmup=0, checked="epoch"),
+    _row("val_loss_ratio", "times", "above", 2, None,
+         "loss far above its recent median; warns before the governor acts by limits of its own",
+         warmup=0, checked="epoch"),
+    _row("attribution_ratio", "times", "at_least", 10, None,
+         "the seeds claim many times what they brought together; fitted: 16 of 2160 healthy episodes",
+         num_consecutive=3, warmup=0, checked="reward"),
+    _row("ransom_contribution_pp", "pp", "at_least", None, 1.0,
+         "removal would hurt although the host is worse than if it had only waited; fitted: 11 of 2160 "
+         "healthy episodes", num_consecutive=3, warmup=0, checked="reward"),
+    _row("plateau_pp", "pp", "below", 0.5, None,
+         "size of the change of rolling accuracy below which it is a plateau", warmup=0, checked="trend"),
+    _row("trend_pp", "pp", "at_least", 2.0, None,
+         "size of the change of rolling accuracy that is an improvement or a degradation",
+         warmup=0, checked="trend"),
+    _row("silence_epochs", "median epochs", "above", 5, 20,
+         "no progress of the training thread: stalled", warmup=0, checked="machine"),
+    _row("heartbeat_age_s", "s", "above", None, 15,
+         "the process no longer writes its status", warmup=0, checked="machine"),
+    _row("gpu_memory_share", "share", "above", 0.85, 0.95,
+         "the device is nearly full", high=1.0, warmup=0, checked="machine"),
+    _row("disk_free_bytes", "bytes", "below", 2e9, 2e8,
+         "log and checkpoints will soon fail", warmup=0, checked="machine"),
+    _row("telemetry_cpu_share", "share", "above", 0.01, 0.03,
+         "telemetry costs too much", high=1.0, warmup=0, checked="machine"),
 )
+# fmt: on
 
 THRESHOLDS: dict[str, Threshold] = {row.metric: row for row in _ROWS}
 """Rows by metric, in the order in which alarms matter."""

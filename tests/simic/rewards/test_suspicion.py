@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from esper.leyline import ActionSpec, LifecycleOp, Severity
+from esper.leyline import ActionSpec, LifecycleOp, RewardHackingSuspected, Severity
 from esper.leyline.thresholds import MIN_COMMON_GAIN_PP, RANSOM_IMPROVEMENT_PP
-from esper.simic.rewards import HackingSuspicion, suspicions
-from esper.simic.rewards.suspicion import ROWS, over_attribution, ransomware
+from esper.simic.rewards import suspicions
+from esper.simic.rewards.suspicion import ROWS, over_attribution, ransomware, severity_of
 from esper.simic.telemetry.records import EnvContext
 from esper.simic.telemetry.report_events import SuspicionWatch
 from esper.tamiyo.simulation import SimulationSpec
@@ -36,7 +36,7 @@ def hostage_world(harm_pp: float) -> SimulationSpec:
 
 def signs(
     plan: list[tuple[int, ActionSpec]], *, harm_pp: float = 3.0, reference: bool = True
-) -> list[tuple[HackingSuspicion, ...]]:
+) -> list[tuple[RewardHackingSuspected, ...]]:
     """What is seen in each epoch."""
     spec = hostage_world(harm_pp)
     config = make_config(spec, reference=reference)
@@ -45,13 +45,13 @@ def signs(
     return [suspicions(step.after, m, config) for step, m in zip(steps, memory, strict=True)]
 
 
-def patterns(found: list[tuple[HackingSuspicion, ...]]) -> list[set[str]]:
+def patterns(found: list[tuple[RewardHackingSuspected, ...]]) -> list[set[str]]:
     return [{sign.pattern for sign in epoch} for epoch in found]
 
 
 def test_a_parasite_is_suspected_of_both_patterns_and_a_good_seed_of_none() -> None:
     found = signs(PARASITE)
-    assert {(sign.pattern, sign.severity) for sign in found[-1]} == {
+    assert {(sign.pattern, severity_of(sign)) for sign in found[-1]} == {
         ("ransomware", Severity.CRITICAL),
         ("attribution_ratio", Severity.WARNING),
     }

@@ -13,6 +13,7 @@ from esper.leyline import (
     EpochReport,
     LifecycleConfig,
     LifecycleOp,
+    RewardHackingSuspected,
     RollbackReason,
     SeedStage,
     Severity,
@@ -20,7 +21,7 @@ from esper.leyline import (
     shapley,
 )
 from esper.leyline.thresholds import DEGRADATION_SHARE
-from esper.simic.rewards.suspicion import ROWS, HackingSuspicion
+from esper.simic.rewards.suspicion import ROWS
 from esper.simic.telemetry.choices import ChoiceCounter
 from esper.simic.telemetry.records import EnvContext, brief_or_none
 from esper.simic.telemetry.report_events import (
@@ -205,25 +206,24 @@ def test_what_masks_know_already_is_what_the_gates_say() -> None:
     assert told > 10
 
 
-def hostage(slot_id: str = "r0c0") -> HackingSuspicion:
-    return HackingSuspicion(
+def hostage(slot_id: str = "r0c0") -> RewardHackingSuspected:
+    return RewardHackingSuspected(
         pattern="ransomware",
         slot_id=slot_id,
-        severity=Severity.CRITICAL,
         contribution_pp=2.0,
         improvement_pp=-2.0,
         ratio=None,
     )
 
 
-def over_claim(slot_id: str = "r0c0") -> HackingSuspicion:
-    return replace(hostage(slot_id), pattern="attribution_ratio", severity=Severity.WARNING, ratio=12.0)
+def over_claim(slot_id: str = "r0c0") -> RewardHackingSuspected:
+    return replace(hostage(slot_id), pattern="attribution_ratio", ratio=12.0)
 
 
 LASTING = ROWS["ransomware"].num_consecutive
 
 
-def told_of(epochs: list[list[HackingSuspicion]]) -> list[tuple[int | None, str, str]]:
+def told_of(epochs: list[list[RewardHackingSuspected]]) -> list[tuple[int | None, str, str]]:
     """(epoch, pattern, slot) of everything that is told of an episode with these signs."""
     watch, sink = SuspicionWatch(), ListSink()
     for epoch, found in enumerate(epochs):

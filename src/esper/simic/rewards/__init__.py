@@ -2,7 +2,7 @@
 
 from esper.simic.rewards.ledger import advance_ledger, open_ledger
 from esper.simic.rewards.modes import DEFAULT_MODE, MODES, RewardMode, check_mode, compute_components, get_mode
-from esper.simic.rewards.suspicion import HackingSuspicion, suspicions
+from esper.simic.rewards.suspicion import suspicions
 from esper.simic.rewards.types import (
     FAMILY_NAMES,
     MIN_TERMINAL_DISCOUNT,
@@ -24,7 +24,6 @@ __all__ = [
     "MIN_TERMINAL_DISCOUNT",
     "MODES",
     "Calibration",
-    "HackingSuspicion",
     "Ledger",
     "RewardComponentsTelemetry",
     "RewardConfig",

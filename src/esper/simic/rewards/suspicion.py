@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from esper.leyline import THRESHOLDS, EpochReport, Severity, Threshold, contribution, full_coalition, record
+from esper.leyline import (
+    THRESHOLDS,
+    EpochReport,
+    RewardHackingSuspected,
+    Severity,
+    Threshold,
+    contribution,
+    full_coalition,
+)
 from esper.leyline.thresholds import MIN_COMMON_GAIN_PP, RANSOM_IMPROVEMENT_PP
 from esper.simic.rewards.families import coalition_points
 from esper.simic.rewards.ledger import common_gain
@@ -18,22 +26,12 @@ ROWS: Mapping[str, Threshold] = {
 """The row of limits that judges each pattern."""
 
 
-@record
-class HackingSuspicion:
-    """One sign, in one epoch. `ROWS` says in how many epochs running it must be seen to mean something."""
-
-    pattern: str
-    """ransomware: removal would hurt although the host is worse than if it had only waited.
-    attribution_ratio: the seeds claim many times what they brought together."""
-    slot_id: str
-    """The seed it is about; for attribution_ratio, the one that claims most."""
-    severity: Severity
-    contribution_pp: float
-    improvement_pp: float
-    ratio: float | None
+def severity_of(sign: RewardHackingSuspected) -> Severity | None:
+    """How bad one sign of one epoch is. `ROWS` says in how many epochs running it must be seen to mean something."""
+    return ROWS[sign.pattern].severity_of(sign.contribution_pp if sign.ratio is None else sign.ratio)
 
 
-def suspicions(after: EpochReport, ledger_after: Ledger, config: RewardConfig) -> tuple[HackingSuspicion, ...]:
+def suspicions(after: EpochReport, ledger_after: Ledger, config: RewardConfig) -> tuple[RewardHackingSuspected, ...]:
     """What looks wrong in one epoch's coalition table, in points of the family."""
     points = coalition_points(after.coalitions, config)
     players = after.coalitions.slot_ids
@@ -47,41 +45,28 @@ def suspicions(after: EpochReport, ledger_after: Ledger, config: RewardConfig) -
     )
 
 
-def ransomware(gains: Mapping[str, float], over_waiting: float | None) -> tuple[HackingSuspicion, ...]:
+def ransomware(gains: Mapping[str, float], over_waiting: float | None) -> tuple[RewardHackingSuspected, ...]:
     """Seeds that claim to contribute to a host that is worse off than if it had only waited."""
     if over_waiting is None or over_waiting >= RANSOM_IMPROVEMENT_PP:
         return ()
-    return tuple(
-        HackingSuspicion(
-            pattern="ransomware",
-            slot_id=slot_id,
-            severity=severity,
-            contribution_pp=gain,
-            improvement_pp=over_waiting,
-            ratio=None,
-        )
+    signs = (
+        RewardHackingSuspected(pattern="ransomware", slot_id=slot_id, contribution_pp=gain, improvement_pp=over_waiting)
         for slot_id, gain in gains.items()
-        if (severity := ROWS["ransomware"].severity_of(gain)) is not None
     )
+    return tuple(sign for sign in signs if severity_of(sign) is not None)
 
 
-def over_attribution(gains: Mapping[str, float], together: float | None) -> tuple[HackingSuspicion, ...]:
+def over_attribution(gains: Mapping[str, float], together: float | None) -> tuple[RewardHackingSuspected, ...]:
     """Seeds that claim more, one by one, than all of them brought."""
     claimed = math.fsum(gain for gain in gains.values() if gain > 0.0)
     if together is None or claimed == 0.0:
         return ()
-    ratio = claimed / max(together, MIN_COMMON_GAIN_PP)
-    severity = ROWS["attribution_ratio"].severity_of(ratio)
-    if severity is None:
-        return ()
     slot_id = max(gains, key=lambda name: gains[name])
-    return (
-        HackingSuspicion(
-            pattern="attribution_ratio",
-            slot_id=slot_id,
-            severity=severity,
-            contribution_pp=gains[slot_id],
-            improvement_pp=together,
-            ratio=ratio,
-        ),
+    sign = RewardHackingSuspected(
+        pattern="attribution_ratio",
+        slot_id=slot_id,
+        contribution_pp=gains[slot_id],
+        improvement_pp=together,
+        ratio=claimed / max(together, MIN_COMMON_GAIN_PP),
     )
+    return () if severity_of(sign) is None else (sign,)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
-from typing import Literal, cast
+from typing import Literal
 
 from esper.leyline import (
     THRESHOLDS,
@@ -42,7 +42,7 @@ from esper.leyline import (
     shapley,
 )
 from esper.leyline.thresholds import MIN_TREND_SHARE, TREND_WINDOW_ROUNDS
-from esper.simic.rewards.suspicion import ROWS, HackingSuspicion
+from esper.simic.rewards.suspicion import ROWS, severity_of
 from esper.simic.telemetry.emitters import check_performance_degradation, emit_cf_unavailable
 from esper.simic.telemetry.records import EnvContext, brief, brief_or_none
 
@@ -185,7 +185,7 @@ class SuspicionWatch:
     _lasting: dict[int, dict[tuple[str, str], int]] = field(default_factory=dict)
     """By env: for how many epochs running each sign has been seen."""
 
-    def emit(self, hub: EventSink, ctx: EnvContext, found: Iterable[HackingSuspicion]) -> None:
+    def emit(self, hub: EventSink, ctx: EnvContext, found: Iterable[RewardHackingSuspected]) -> None:
         """Takes the signs of one epoch of one env."""
         before = {} if ctx.epoch == 0 else self._lasting.get(ctx.env, {})
         now: dict[tuple[str, str], int] = {}
@@ -194,7 +194,9 @@ class SuspicionWatch:
             key = sign.pattern, sign.slot_id if sign.ratio is None else ""
             now[key] = before.get(key, 0) + 1
             if now[key] == ROWS[sign.pattern].num_consecutive:
-                _emit(hub, ctx, T.REWARD_HACKING_SUSPECTED, _suspected(sign), sign.severity)
+                severity = severity_of(sign)
+                assert severity is not None
+                _emit(hub, ctx, T.REWARD_HACKING_SUSPECTED, sign, severity)
         self._lasting[ctx.env] = now
 
 
@@ -266,16 +268,6 @@ def _slot(slot: SlotReport) -> SlotState | None:
         contribution_pp=brief_or_none(slot.contribution_pp),
         grad_ratio=brief_or_none(slot.grad_ratio),
         grad_health=slot.grad_health,
-    )
-
-
-def _suspected(sign: HackingSuspicion) -> RewardHackingSuspected:
-    return RewardHackingSuspected(
-        pattern=cast(Literal["attribution_ratio", "ransomware"], sign.pattern),
-        slot_id=sign.slot_id,
-        contribution_pp=sign.contribution_pp,
-        improvement_pp=sign.improvement_pp,
-        ratio=sign.ratio,
     )
 
 

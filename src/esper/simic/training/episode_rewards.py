@@ -15,12 +15,12 @@ from esper.leyline import (
     EpochReport,
     LifecycleOp,
     NumericFailure,
+    RewardHackingSuspected,
     RewardProtocol,
     SeedStage,
     record,
 )
 from esper.simic.rewards import (
-    HackingSuspicion,
     Ledger,
     RewardComponentsTelemetry,
     RewardConfig,
@@ -38,7 +38,7 @@ class StepReward:
     """One priced transition."""
 
     components: RewardComponentsTelemetry
-    suspicions: tuple[HackingSuspicion, ...] = ()
+    suspicions: tuple[RewardHackingSuspected, ...] = ()
     ledger: Ledger | None = None
     """What the price of the next transition depends on."""
 
