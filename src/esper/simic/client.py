@@ -26,7 +26,7 @@ from esper.leyline import (
     derive_seed,
 )
 from esper.simic.agent.advantages import Rollout
-from esper.simic.agent.ppo import Decision, PPOAgent
+from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import Observation, TamiyoInputs, make_cards, make_observation, one_step
 from esper.simic.agent.tamiyo_network import NetworkShape
@@ -91,7 +91,7 @@ class StepFacts:
     """Rewards as the agent learns from them; None where there is nothing to learn, or the scale is not known yet."""
     observation: Observation | None
     """What the agent saw when it chose; None for a fixed controller."""
-    decision: Decision | None
+    decision: PolicyOutput | None
     """What it sampled, with log-probs and values."""
 
 
@@ -119,7 +119,7 @@ class FrozenPolicy:
         self.greedy = greedy
         self._cards = make_cards(card_rows(context.layout), context.layout.blueprints, agent.shape.blueprints)
         self._observation: Observation
-        self._decision: Decision | None = None
+        self._decision: PolicyOutput | None = None
         self._specs: tuple[ActionSpec, ...] = ()
         self._previous: ActionExecutionResult | None = None
 
@@ -330,3 +330,7 @@ class FixedClient:
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
         return self.rewards.episodes()
+
+
+Client = SimicClient | FixedClient
+"""The controller of a run, learned or fixed."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.leyline import BLENDS, HEAD_NAMES, LifecycleOp
 from esper.simic.agent.advantages import Rollout, with_gae
 from esper.simic.agent.policy import ValueHead, initialize_
-from esper.simic.agent.ppo import Decision, PPOAgent
+from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.ppo_update import compute_losses, env_minibatches
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer, _tensors
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
@@ -163,14 +163,14 @@ def _moment(buffer: TamiyoRolloutBuffer) -> Observation:
     return Observation(obs_ND=seen.obs_TND, slot_obs_NSF=seen.slot_obs_TNSF, masks=seen.masks)
 
 
-def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, Decision]:
+def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, PolicyOutput]:
     """A choice at that moment, and 1 for waiting."""
     draws_NH = torch.rand(moment.obs_ND.shape[0], len(HEAD_NAMES), generator=torch.Generator().manual_seed(episode))
     decision = agent.act(moment, cards, None, draws_NH)
     return (decision.actions_NH[:, OP] == LifecycleOp.WAIT).float(), decision
 
 
-def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> Decision:
+def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> PolicyOutput:
     """Every env germinates, each something else: choices of which every head was a part."""
     decision = agent.act(moment, cards, None, None)
     num_envs, num_slots, num_blueprints = moment.masks.blueprint_NSP.shape
@@ -190,7 +190,9 @@ def _head_norms(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> list[float]:
     return [float(torch.nn.utils.get_total_norm(own)) if own else 0.0 for own in grads]
 
 
-def _one_step_episodes(moment: Observation, cards: Cards, decision: Decision, rewards_N: Tensor) -> TamiyoRolloutBuffer:
+def _one_step_episodes(
+    moment: Observation, cards: Cards, decision: PolicyOutput, rewards_N: Tensor
+) -> TamiyoRolloutBuffer:
     buffer = TamiyoRolloutBuffer.allocate(1, moment, cards)
     yes_N = torch.ones(len(rewards_N), dtype=torch.bool)
     buffer.write(

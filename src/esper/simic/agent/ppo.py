@@ -26,7 +26,7 @@ from esper.simic.agent.types import ActionDict, HeadLogProbs, PPOUpdateMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class PolicyOutput:
     """What the agent chose for N envs at one moment, and how sure it was."""
 
     actions_NH: Tensor
@@ -87,7 +87,7 @@ class PPOAgent:
     @torch.inference_mode()
     def act(
         self, observation: Observation, cards: Cards, state: LSTMState | None, uniforms_NH: Tensor | None
-    ) -> Decision:
+    ) -> PolicyOutput:
         """Chooses for all envs.
 
         Args:
@@ -99,7 +99,7 @@ class PPOAgent:
         """
         forward = self.network(self._with_memory(one_step(observation, cards, state)))
         choice = choose(forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH)
-        return Decision(
+        return PolicyOutput(
             actions_NH=choice.actions_BH,
             log_probs_NH=choice.log_probs_BH,
             entropies_NH=choice.entropies_BH,

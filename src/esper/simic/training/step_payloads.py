@@ -21,23 +21,22 @@ from esper.leyline import (
     SeenByPolicy,
     heads_used_by,
 )
-from esper.simic.agent.ppo import Decision
+from esper.simic.agent.ppo import PolicyOutput
 from esper.simic.agent.ppo_update import OUTLIER
 from esper.simic.control.normalization import OBSERVATION_LIMIT
-from esper.simic.telemetry.records import Decision as DecisionRecord
-from esper.simic.telemetry.records import brief, brief_or_none
+from esper.simic.telemetry.records import Decision, brief, brief_or_none
 from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
 
 NOTHING_SEEN: Mapping[int, SeenByPolicy] = {}
 
 
 def decision_records(
-    decision: Decision,
+    decision: PolicyOutput,
     specs: Sequence[ActionSpec],
     layout: HostLayout,
     detailed: Sequence[int] = (),
     seen: Mapping[int, SeenByPolicy] = NOTHING_SEEN,
-) -> list[DecisionRecord]:
+) -> list[Decision]:
     """What the agent knew when it chose, for every env. Tensors are read once for all of them.
 
     Args:
@@ -84,7 +83,7 @@ def _seen(columns: Sequence[tuple[str, float]]) -> SeenByPolicy:
     )
 
 
-def _probs(decision: Decision, envs: Sequence[int], layout: HostLayout) -> list[dict[str, dict[str, float]]]:
+def _probs(decision: PolicyOutput, envs: Sequence[int], layout: HostLayout) -> list[dict[str, dict[str, float]]]:
     """For some envs, head by head, the probability of every legal choice."""
     names = {"op": [op.name for op in OPS], "slot": layout.slot_ids, "blueprint": layout.blueprints, "blend": BLENDS}
     told: list[dict[str, dict[str, float]]] = [{} for _ in envs]
@@ -103,7 +102,7 @@ def _decision(
     value: float,
     probs: Mapping[str, Mapping[str, float]],
     seen: SeenByPolicy | None,
-) -> DecisionRecord:
+) -> Decision:
     used = [(head, row) for row, head in enumerate(HEAD_NAMES) if num_legal[row] > 1 and head in heads_used_by(spec.op)]
     heads: dict[str, HeadDecision] = {
         head: HeadDecision(
@@ -114,7 +113,7 @@ def _decision(
         )
         for head, row in used
     }
-    return DecisionRecord(
+    return Decision(
         value=brief(value),
         log_prob=brief(math.fsum(log_probs.values())),
         heads=heads,

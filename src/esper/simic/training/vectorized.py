@@ -26,7 +26,7 @@ from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import FixedClient, SimicClient, StepFacts, network_shape
+from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
@@ -50,7 +50,6 @@ from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
 from esper.simic.training.step_payloads import seen_by_policy
 from esper.simic.training.vectorized_trainer import (
-    Client,
     NeverStop,
     Recorder,
     RunParts,

@@ -19,14 +19,13 @@ from esper.leyline import (
     EpisodeCompleted,
     LayerGradientStats,
     PhaseTime,
-    PolicyProtocol,
     SeenByPolicy,
 )
 from esper.leyline.run_payloads import PHASES
 from esper.runtime.datasets import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.client import StepFacts
+from esper.simic.client import Client, StepFacts
 from esper.simic.rewards import Calibration
 from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.config import TrainingConfig
@@ -37,22 +36,6 @@ from esper.tolaria.governor import RollbackBudget
 from esper.tolaria.pool import EnginePool
 
 ROLLING_ROUNDS = 10
-
-
-class Client(PolicyProtocol, Protocol):
-    """The controller of a run, learned or fixed."""
-
-    last_step: StepFacts
-    """The step stored last, with its rewards."""
-
-    def update(self) -> PPOUpdateMetrics | None:
-        """Learns from the round; None if there is nothing to learn."""
-
-    def end_round(self) -> None:
-        """Called after the last update of the round."""
-
-    def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
-        """The round's episodes."""
 
 
 class PolicyReads(Protocol):
@@ -101,10 +84,10 @@ class Recorder(StepObserver):
 
 
 class StopRequest(Protocol):
-    """Tells whether somebody wants the run to end."""
+    """Whether somebody wants the run to end."""
 
     round_s: float | None
-    """Told how long a round takes, for whoever is asked to wait for one."""
+    """How long a round takes, set by the trainer for messages."""
 
     @property
     def after_round(self) -> bool:
@@ -208,7 +191,7 @@ class VectorizedPPOTrainer:
         self.stop.round_s = duration_s
         self.recorder.round_ends(round_idx, summary, metrics, episodes, phases)
         clock.note("other")
-        # Whatever ends the run here is told by the round's own events first.
+        # After the round's events, so that the log says why the run ends here.
         self.rollbacks.note_round(summary.num_rollbacks, len(episodes))
         check_updates(metrics, self.num_skipped)
         return summary
