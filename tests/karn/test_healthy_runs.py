@@ -20,7 +20,7 @@ import pytest
 from esper.karn.diagnosis import Diagnosis, RunCondition, diagnose
 from esper.karn.replay import replay
 from esper.karn.view import RunView
-from esper.leyline import EpisodeCompleted, LoggedEvent, Severity
+from esper.leyline import EpisodeCompleted, HeadUpdate, LoggedEvent, LSTMHealth, ObservationHealth, Severity
 from esper.leyline.thresholds import TREND_WINDOW_ROUNDS, WARMUP_UPDATES
 from esper.simic.rewards import HackingSuspicion
 from esper.simic.rewards.suspicion import over_attribution, ransomware
@@ -78,6 +78,20 @@ class NothingLeft:
         """Nothing is left to look at."""
 
 
+def metrics_of(stored: dict[str, Any]) -> Any:
+    """Metrics of an update in today's shape. Clipped rewards and the smallest gradient norm were not measured then."""
+    grad = dict(stored["gradient_stats"])
+    norms = {"grad_norm": grad.pop("norm_mean"), "max_grad": grad.pop("norm_max"), "min_grad": None}
+    return {
+        "num_rewards_clipped": None,
+        **stored,
+        "gradient_stats": norms | grad,
+        "heads": {head: HeadUpdate(**stats) for head, stats in stored["heads"].items()},
+        "lstm": LSTMHealth(**stored["lstm"]),
+        "observations": ObservationHealth(**stored["observations"]),
+    }
+
+
 def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
     """The log that today's code would have written, as far as rounds, alarms and suspicions go."""
     sink, log = ListSink(), LogWriter(folder)
@@ -92,9 +106,7 @@ def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
                 watch.emit(sink, EnvContext(round=number, episode=number, env=env, epoch=epoch), signs[env, epoch])
         known = ("rolling_accuracy_pct", "num_rollbacks", "num_episodes_total")
         summary = replace(SUMMARY, **{name: facts[name] for name in known})
-        # Nobody counted limited rewards when these runs were made.
-        metrics = {"num_rewards_clipped": None, **facts["metrics"]}
-        rounds.round_ends(number, summary, metrics, (paid(facts["paid"]),), NO_TIME)
+        rounds.round_ends(number, summary, metrics_of(facts["metrics"]), (paid(facts["paid"]),), NO_TIME)
     for event in sink.events:
         ids = {"round": event.round, "episode": event.episode, "env": event.env, "epoch": event.epoch}
         log.emit(event.type, event.data, event.severity, **ids)
