@@ -331,9 +331,9 @@ def test_gradients_can_be_told_as_they_were_before_clipping(scale: float) -> Non
     give_gradients(seed, 2)
     before = {p: p.grad.clone() for p in (*host.values(), *seed.values()) if p.grad is not None}
     optimizer.step()
-    left = optimizer.clip_factors()
-    assert left.keys() == before.keys()
+    factors = optimizer.clip_factors()
+    assert factors.keys() == before.keys()
     for param, grad in before.items():
         assert param.grad is not None
-        assert torch.allclose(param.grad / left[param], grad, rtol=1e-5)
-    assert bool(left[host["host.0"]] < 1.0) == (scale > 1.0)
+        assert torch.allclose(param.grad / factors[param], grad, rtol=1e-5)
+    assert bool(factors[host["host.0"]] < 1.0) == (scale > 1.0)

@@ -8,7 +8,9 @@ import torch
 from esper.simic.agent import PPOUpdateMetrics
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import SimicClient
+from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runner import run_ppo_updates
+from esper.simic.training.vectorized import train_ppo_vectorized
 from tests.simic.agent.rounds import play_round, same_bits, small_agent, small_world, weights
 from tests.simic.telemetry.updates import metrics
 
@@ -90,3 +92,10 @@ def test_a_controller_that_does_not_learn_is_never_skipped() -> None:
     learner = Scripted()
     assert run_ppo_updates(learner, 3, 2) == (None, 0)
     assert learner.ended == 1
+
+
+def test_a_run_updates_as_often_per_round_as_it_is_set_to() -> None:
+    run = TrainingConfig(task="digits_blind", rounds=1, envs=2, episode_length=3, calibration_runs=0, target_kl=1e9)
+    for num_updates in (1, 3):
+        agent, _ = train_ppo_vectorized(run, worker_kind="inline", ppo_updates_per_batch=num_updates)
+        assert (agent.updates, agent.env_steps) == (num_updates, 6)

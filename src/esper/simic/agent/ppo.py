@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.leyline import HEAD_NAMES, ModelFileError, derive_seed
 from esper.simic.agent.advantages import Rollout, with_gae
@@ -66,8 +66,7 @@ class PPOAgent:
         self.updates = 0
         self.last_ratios_B: Tensor | None = None
         """Joint probability ratios of all rows that the last update looked at; None if it looked at none."""
-        self.clip_factor = 1.0
-        """What clipping multiplied the gradients by that the network holds now."""
+        self._clip_factor = 1.0
         self._round_steps = 0
         """Valid steps of the rollout that was learned from since the last `end_round`."""
         generator = torch.Generator().manual_seed(derive_seed(run_seed, None, None, None, "policy"))
@@ -151,7 +150,7 @@ class PPOAgent:
             self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, "ppo"))
         result = run_epochs(self.network, self.optimizer, experience, settings, generator)
-        self.last_ratios_B, self.clip_factor = result.ratios_B, result.clip_factor
+        self.last_ratios_B, self._clip_factor = result.ratios_B, result.clip_factor
         groups = self._observed(rollout)
         result.metrics["observations"] = observation_health(
             (norm.stats, norm.normalised, rows) for norm, rows in groups
@@ -170,6 +169,10 @@ class PPOAgent:
                 norm.stats.update(rows[torch.isfinite(rows).all(dim=1)])
         self.env_steps += self._round_steps
         self._round_steps = 0
+
+    def clip_factors(self) -> dict[nn.Parameter, float]:
+        """What clipping multiplied each gradient by that the parameters hold now."""
+        return dict.fromkeys(self.network.parameters(), self._clip_factor)
 
     def to_files(self) -> dict[str, bytes]:
         """Everything an exact continuation needs, by file name."""

@@ -219,42 +219,23 @@ class _Tally:
 def skipped_metrics(reason: str, settings: UpdateSettings, heads: Iterable[str]) -> PPOUpdateMetrics:
     """An update that did not happen: nothing was measured."""
     nothing = HeadUpdate(kl=None, clip_fraction=None, grad_norm=None, num_usable=0, grad_state="skipped")
-    return PPOUpdateMetrics(
-        performed=False,
-        skip_reason=reason,
-        num_optimizer_steps=0,
-        kl_stopped=False,
-        policy_loss=None,
-        value_loss=None,
-        entropy_loss=None,
-        total_loss=None,
-        approx_kl=None,
-        clip_fraction=None,
-        ratio_mean=None,
-        ratio_min=None,
-        ratio_max=None,
-        explained_variance=None,
-        value_nrmse=None,
-        return_corr=None,
-        return_mean=None,
-        return_std=None,
-        advantage_mean=None,
-        advantage_std=None,
-        decision_share=None,
-        num_rewards_clipped=None,
-        gradient_stats=GradientStats(
+    known = {
+        "performed": False,
+        "skip_reason": reason,
+        "num_optimizer_steps": 0,
+        "kl_stopped": False,
+        "gradient_stats": GradientStats(
             grad_norm=None, max_grad=None, min_grad=None, clip_norm=settings.config.max_grad_norm, num_nonfinite=0
         ),
-        head_entropies=cast(HeadEntropies, dict.fromkeys(heads)),
-        heads=dict.fromkeys(heads, nothing),
-        lstm=None,
-        observations=None,
-        learning_rate=settings.learning_rate,
-        entropy_coef=settings.entropy_coef,
-        clip_ratio=settings.config.clip_ratio,
-        target_kl=settings.config.target_kl,
-        env_steps=0,
-    )
+        "head_entropies": dict.fromkeys(heads),
+        "heads": dict.fromkeys(heads, nothing),
+        "learning_rate": settings.learning_rate,
+        "entropy_coef": settings.entropy_coef,
+        "clip_ratio": settings.config.clip_ratio,
+        "target_kl": settings.config.target_kl,
+        "env_steps": 0,
+    }
+    return cast(PPOUpdateMetrics, dict.fromkeys(PPOUpdateMetrics.__annotations__) | known)
 
 
 def _metrics(

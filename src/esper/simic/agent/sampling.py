@@ -48,7 +48,7 @@ class Exploration:
     epsilons: tuple[float, ...]
     """Per head: weight of the uniform distribution over legal choices. Greedy choices ignore it."""
     priors: tuple[tuple[float, ...] | None, ...]
-    """Per head: logits of the habit it is pulled towards; None for a head that is pulled by its entropy alone."""
+    """Per head: logits of the prior of its KL penalty; None for a head with an entropy bonus instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,7 @@ class Choice:
     entropies_BH: Tensor
     """Entropy of the policy as a share of its maximum, ln(legal choices)."""
     prior_gaps_BH: Tensor
-    """How far the policy is from where it is pulled, on the same scale: KL to it from the prior over legal choices, or
-    1 - entropy share for a head without a prior."""
+    """KL penalty on the same scale: KL(prior, policy) over the legal choices, or 1 - entropy share without a prior."""
     num_legal_BH: Tensor
     distributions: tuple[Distribution, ...]
     """Per head, in storage order: what the choice was drawn from."""
@@ -174,7 +173,7 @@ def _describe(distribution: Distribution, actions_B: Tensor, prior: tuple[float,
         logits_BC = torch.tensor(prior, device=policy_BC.device).expand_as(policy_BC)
         log_prior_BC = torch.log_softmax(logits_BC.masked_fill(~distribution.legal_BC, MASKED_LOGIT), dim=-1)
         # The gradient in the logits is policy - prior, which is there even at probability 0. That of the entropy, of
-        # the KL the other way round and of the reward vanish with the probability: a lost habit would stay lost.
+        # the KL the other way round and of the reward vanish with the probability: an op once lost would stay lost.
         prior_gap_B = (log_prior_BC.exp() * (log_prior_BC - log_policy_BC)).sum(dim=-1) / scale_B
     zero = torch.zeros((), device=log_prob_B.device)
     return _HeadChoice(

@@ -17,7 +17,7 @@ VARIANCE_FLOOR = 1e-6
 OBSERVATION_LIMIT = 10.0
 REWARD_LIMIT = 10.0
 # Rewards are made so that a host's whole span is worth 1. Where they are typically smaller than this, little is at
-# stake; dividing by less would make rent look like ruin, and a habit of avoiding it could not be left again.
+# stake; dividing by less would magnify small costs, and a policy that learned to avoid them could not unlearn it.
 MIN_REWARD_SCALE = 0.2
 
 

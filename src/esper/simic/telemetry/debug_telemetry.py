@@ -18,21 +18,21 @@ __all__ = [
 
 LARGE = 10.0
 """Gradient elements beyond this size count as large."""
-Left = Mapping[nn.Parameter, Tensor | float]
-"""Which share of a parameter's gradient clipping left; all of it where the parameter is absent."""
-WHOLE: Left = {}
+ClipFactors = Mapping[nn.Parameter, Tensor | float]
+"""What clipping multiplied a parameter's gradient by; 1 where the parameter is absent."""
+UNCLIPPED: ClipFactors = {}
 MAX_RATIOS_TOLD = 100
 """Odd ratios that go with an alarm; all are counted."""
 
 
-def collect_per_layer_gradients(model: nn.Module, left: Left = WHOLE) -> list[LayerGradientStats]:
+def collect_per_layer_gradients(model: nn.Module, clip_factors: ClipFactors = UNCLIPPED) -> list[LayerGradientStats]:
     """Statistics of every gradient the model has, as it was before clipping, by one copy from the device.
 
     Args:
         model: In the order of its parameters.
-        left: What clipping left of the gradients that lie there.
+        clip_factors: What clipping multiplied its gradients by.
     """
-    named = [(name, _unclipped(p, left)) for name, p in model.named_parameters() if p.grad is not None]
+    named = [(name, _unclipped(p, clip_factors)) for name, p in model.named_parameters() if p.grad is not None]
     if not named:
         return []
     columns = [_column(gradient) for _, gradient in named]
@@ -40,15 +40,15 @@ def collect_per_layer_gradients(model: nn.Module, left: Left = WHOLE) -> list[La
     return [_stats(name, gradient.numel(), row) for (name, gradient), row in zip(named, rows, strict=True)]
 
 
-def check_numerical_stability(model: nn.Module, left: Left = WHOLE) -> NumericalStability:
+def check_numerical_stability(model: nn.Module, clip_factors: ClipFactors = UNCLIPPED) -> NumericalStability:
     """Whether weights and gradients are numbers and how large they are, by one copy from the device.
 
     Args:
         model: Its weights as they are, its gradients as they were before clipping.
-        left: What clipping left of the gradients that lie there.
+        clip_factors: What clipping multiplied its gradients by.
     """
     named = list(model.named_parameters())
-    gradients = [None if p.grad is None else _unclipped(p, left) for _, p in named]
+    gradients = [None if p.grad is None else _unclipped(p, clip_factors) for _, p in named]
     columns = [
         torch.stack([*_extent(p.detach()), *_extent(grad)]) for (_, p), grad in zip(named, gradients, strict=True)
     ]
@@ -72,11 +72,11 @@ def odd_ratios(ratios_B: Tensor) -> list[float]:
     return odd_B[distance_B.argsort(descending=True, stable=True)].tolist()  # sync: the one read
 
 
-def _unclipped(param: nn.Parameter, left: Left) -> Tensor:
+def _unclipped(param: nn.Parameter, clip_factors: ClipFactors) -> Tensor:
     assert param.grad is not None
-    share = torch.as_tensor(left.get(param, 1.0))
+    factor = torch.as_tensor(clip_factors.get(param, 1.0))
     # A norm that is no number leaves nothing, or nothing that means anything.
-    return param.grad.detach().double() / torch.where(share > 0, share, 1.0)
+    return param.grad.detach().double() / torch.where(factor > 0, factor, 1.0)
 
 
 def _column(gradient: Tensor) -> Tensor:

@@ -37,7 +37,6 @@ from esper.simic.run.run_state import RunState
 from esper.simic.run.session import LogWatch, RunStart, Session, check_still_newest, emit_run_ended, log_losses
 from esper.simic.telemetry.debug_telemetry import (
     MAX_RATIOS_TOLD,
-    Left,
     check_numerical_stability,
     collect_per_layer_gradients,
     odd_ratios,
@@ -202,7 +201,7 @@ class AgentReads:
     def layers(self) -> list[LayerGradientStats] | None:
         """The gradients of the last minibatch, by layer; None if the update looked at none: what lies there is old."""
         agent = self._agent()
-        return None if agent.last_ratios_B is None else collect_per_layer_gradients(agent.network, _left(agent))
+        return None if agent.last_ratios_B is None else collect_per_layer_gradients(agent.network, agent.clip_factors())
 
     def bundle(self) -> AnomalyDebug:
         """What goes with an alarm."""
@@ -210,7 +209,7 @@ class AgentReads:
         odd = None if agent.last_ratios_B is None else odd_ratios(agent.last_ratios_B)
         return AnomalyDebug(
             layers=aggregate_layer_gradient_health(self.layers() or ()),
-            stability=check_numerical_stability(agent.network, _left(agent)),
+            stability=check_numerical_stability(agent.network, agent.clip_factors()),
             ratios=None if odd is None else tuple(odd[:MAX_RATIOS_TOLD]),
             num_ratios_out_of_range=None if odd is None else len(odd),
         )
@@ -221,11 +220,6 @@ class AgentReads:
     def _learner(self) -> SimicClient:
         assert isinstance(self._client, SimicClient), "there is nothing to look at in a fixed controller"
         return self._client
-
-
-def _left(agent: PPOAgent) -> Left:
-    """What clipping left of the gradients of the last minibatch."""
-    return dict.fromkeys(agent.network.parameters(), agent.clip_factor)
 
 
 @contextmanager
