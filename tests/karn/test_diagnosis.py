@@ -18,8 +18,7 @@ from esper.karn.replay import replay
 from esper.leyline import THRESHOLDS, CudaMemory, RunStatus, Severity
 from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
-from esper.simic.telemetry.readings import num_nonfinite
-from esper.simic.telemetry.records import UpdateClock
+from esper.simic.telemetry.readings import UpdateClock, num_nonfinite
 from tests.karn.logs import (
     RUN_ID,
     WALL,

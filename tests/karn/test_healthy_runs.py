@@ -24,7 +24,7 @@ from esper.leyline import EpisodeCompleted, HeadUpdate, LoggedEvent, LSTMHealth,
 from esper.leyline.thresholds import TREND_WINDOW_ROUNDS, WARMUP_UPDATES
 from esper.simic.rewards import HackingSuspicion
 from esper.simic.rewards.suspicion import over_attribution, ransomware
-from esper.simic.telemetry.records import EnvContext
+from esper.simic.telemetry.readings import EnvContext
 from esper.simic.telemetry.report_events import SuspicionWatch
 from tests.karn.logs import LogWriter, T, started
 from tests.simic.run.recording import NO_TIME, recorder_to

@@ -16,7 +16,6 @@ import pytest
         "esper.simic.telemetry",
         "esper.simic.telemetry.emitters",
         "esper.simic.telemetry.report_events",
-        "esper.simic.telemetry.choices",
         "esper.simic.telemetry.aggregation",
         "esper.simic.telemetry.opening",
     ],

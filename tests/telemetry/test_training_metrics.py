@@ -243,7 +243,7 @@ def test_gradients_are_told_as_they_were_before_clipping(tmp_path):
 def test_an_alarm_of_one_env_brings_a_closer_look_at_that_env_alone(tmp_path, monkeypatch):
     from esper.simic.run import recorder
     from esper.simic.telemetry import anomaly_detector
-    from esper.simic.telemetry.records import EnvContext
+    from esper.simic.telemetry.readings import EnvContext
 
     def once(report, state, clock):
         if isinstance(clock, EnvContext) and (clock.round, clock.env, clock.epoch) == (0, 1, 5):

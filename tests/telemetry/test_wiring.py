@@ -12,7 +12,7 @@ import pytest
 from esper.leyline import LoggedEvent
 from esper.leyline.rundir import STATUS_FILE
 from esper.simic.run.session import start_again, start_new
-from esper.simic.telemetry.records import brief
+from esper.simic.telemetry.emitters import brief
 from esper.simic.training import vectorized
 from tests.telemetry.sessions import BLIND, events_of, nonsense_once, of, play_session
 

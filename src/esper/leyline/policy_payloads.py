@@ -223,6 +223,8 @@ class AnomalyDebug:
     """Up to 100 probability ratios out of range; None if the update looked at none."""
     num_ratios_out_of_range: int | None
     """All of them, also those beyond the 100 that are listed."""
+    grad_norm: float | None = None
+    """L2 norm of all gradients of the last minibatch, as clipping left them; None if the update looked at none."""
 
 
 @record

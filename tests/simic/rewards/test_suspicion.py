@@ -10,7 +10,7 @@ from esper.leyline import ActionSpec, LifecycleOp, RewardHackingSuspected, Sever
 from esper.leyline.thresholds import MIN_COMMON_GAIN_PP, RANSOM_IMPROVEMENT_PP
 from esper.simic.rewards import suspicions
 from esper.simic.rewards.suspicion import ROWS, over_attribution, ransomware, severity_of
-from esper.simic.telemetry.records import EnvContext
+from esper.simic.telemetry.readings import EnvContext
 from esper.simic.telemetry.report_events import SuspicionWatch
 from esper.tamiyo.simulation import SimulationSpec
 from tests.fakes import act_on, germinate, play, script_chooser, world

@@ -14,8 +14,7 @@ import pytest
 from esper.leyline import THRESHOLDS, EpochReport, SeedStage, Severity, Threshold
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, LOSS_MIN_HISTORY, MIN_RATE_EPISODES, MIN_USABLE
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Finding
-from esper.simic.telemetry.readings import EpochInputs, UpdateInputs, wait_share
-from esper.simic.telemetry.records import EnvContext, UpdateClock
+from esper.simic.telemetry.readings import EnvContext, EpochInputs, UpdateClock, UpdateInputs, wait_share
 from tests.fakes import germinate, play, script_chooser, world
 from tests.simic.telemetry.updates import inputs, op_stats
 

@@ -24,6 +24,7 @@ from esper.leyline import (
 from esper.simic.rewards.types import RewardComponentsTelemetry
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, AnomalyReport
 from esper.simic.telemetry.emitters import (
+    Decision,
     check_performance_degradation,
     emit_action_distribution,
     emit_anomaly_diagnostics,
@@ -36,7 +37,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
     emit_with_env_context,
 )
-from esper.simic.telemetry.records import Decision, EnvContext, UpdateClock
+from esper.simic.telemetry.readings import EnvContext, UpdateClock
 from tests.fakes import germinate
 from tests.nissa.events import decode, log_path, open_hub
 from tests.nissa.samples import episode, profile

@@ -16,7 +16,7 @@ from esper.simic.telemetry.anomaly_detector import (
     level_at,
 )
 from esper.simic.telemetry.emitters import apply_slot_telemetry
-from esper.simic.telemetry.records import EnvContext, UpdateClock
+from esper.simic.telemetry.readings import EnvContext, UpdateClock
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 
 T = 10

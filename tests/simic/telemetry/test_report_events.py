@@ -22,8 +22,9 @@ from esper.leyline import (
 )
 from esper.leyline.thresholds import DEGRADATION_SHARE
 from esper.simic.rewards.suspicion import ROWS
-from esper.simic.telemetry.choices import ChoiceCounter
-from esper.simic.telemetry.records import EnvContext, brief_or_none
+from esper.simic.telemetry.decisions import ChoiceCounter
+from esper.simic.telemetry.emitters import brief_or_none
+from esper.simic.telemetry.readings import EnvContext
 from esper.simic.telemetry.report_events import (
     GateWatch,
     SuspicionWatch,

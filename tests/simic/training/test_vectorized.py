@@ -143,4 +143,5 @@ def test_debug_looks_at_gradients_and_weights_through_the_root(monkeypatch, tmp_
             assert looks.count("collect_per_layer_gradients") >= 1
             bundle = AgentReads(session.trainer.client).bundle()
     assert bundle.layers is not None
+    assert bundle.grad_norm > 0.0
     assert "check_numerical_stability" in looks

@@ -40,9 +40,11 @@ from esper.simic.telemetry.anomaly_detector import (
     handle_telemetry_escalation,
     level_at,
 )
-from esper.simic.telemetry.choices import ChoiceCounter
+from esper.simic.telemetry.decisions import ChoiceCounter, decision_records
 from esper.simic.telemetry.emitters import (
+    Decision,
     apply_slot_telemetry,
+    brief,
     emit_action_distribution,
     emit_anomaly_diagnostics,
     emit_batch_completed,
@@ -53,8 +55,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
     emit_with_env_context,
 )
-from esper.simic.telemetry.readings import EpochInputs, UpdateInputs
-from esper.simic.telemetry.records import Decision, EnvContext, UpdateClock, brief
+from esper.simic.telemetry.readings import EnvContext, EpochInputs, UpdateClock, UpdateInputs
 from esper.simic.telemetry.report_events import (
     GateWatch,
     SuspicionWatch,
@@ -66,7 +67,6 @@ from esper.simic.telemetry.report_events import (
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 from esper.simic.training.counterfactual_eval import points
 from esper.simic.training.episode_rewards import StepReward
-from esper.simic.training.step_payloads import decision_records
 from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
 
 T = TelemetryEventType

@@ -1,4 +1,4 @@
-"""Alarms: holds readings against the threshold table, remembers which alarms are open, and says when to look closer.
+"""Alarms: checks readings against the threshold table, remembers open alarms, and opens windows of level DEBUG.
 
 It has no limits of its own, and its output depends on training facts only: what depends on the machine is judged
 elsewhere. Everything it remembers goes into checkpoints.
@@ -16,8 +16,16 @@ from typing import Any, Literal
 from esper.leyline import THRESHOLDS, Severity, TelemetryLevel, Threshold, record
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, GRAD_WINDOW, LOSS_MIN_HISTORY, LOSS_WINDOW
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.telemetry.readings import EpochInputs, Readings, UpdateInputs, epoch_readings, update_readings
-from esper.simic.telemetry.records import Clock, EnvContext, UpdateClock
+from esper.simic.telemetry.readings import (
+    Clock,
+    EnvContext,
+    EpochInputs,
+    Readings,
+    UpdateClock,
+    UpdateInputs,
+    epoch_readings,
+    update_readings,
+)
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 
 
@@ -197,14 +205,15 @@ def _in_table_order(readings: Readings) -> Iterator[tuple[Threshold, str]]:
         yield THRESHOLDS[_kind(metric)], metric
 
 
-# ---- telling more for a while
+# ---- escalation: level DEBUG for a while
 
 
 @dataclass(slots=True)
 class EscalationState:
-    """Until when more is told. Epochs are counted through the whole run: round times epochs per episode plus epoch.
+    """Windows of epochs in which the level is DEBUG.
 
-    Windows are (first, last) of such epochs, both included, by env; those of the policy cover all envs.
+    Epochs are counted through the whole run: round times epochs per episode plus epoch. Windows are (first, last) of
+    such epochs, both included, by env; those of the policy cover all envs.
     """
 
     level: TelemetryLevel

@@ -1,4 +1,4 @@
-"""Turns what training knows into events. Stateless; takes plain numbers, so it cannot wait for a device.
+"""Turns figures of training into events. Stateless; takes plain numbers, so it cannot wait for a device.
 
 `compute_grad_norm_surrogate` is the one exception that sees tensors; it is for debugging, not for the hot loop.
 Importing this module loads no torch.
@@ -7,7 +7,7 @@ Importing this module loads no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from esper.leyline import (
@@ -21,22 +21,25 @@ from esper.leyline import (
     CoalitionMeasured,
     EpisodeCompleted,
     EventSink,
+    HeadDecision,
     LayerGradientStats,
     LayerHealth,
     PPOUpdateCompleted,
     ProfileMeasured,
+    SeenByPolicy,
     Severity,
     TelemetryEvent,
     TelemetryEventType,
     TelemetryLevel,
     fill_ids,
     make_event,
+    record,
 )
 from esper.leyline.thresholds import DEAD_ZERO_SHARE, DEGRADATION_SHARE, EXPLODING_LARGE_SHARE
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.rewards.types import RewardComponentsTelemetry
 from esper.simic.telemetry.anomaly_detector import AnomalyReport, EscalationState, level_at
-from esper.simic.telemetry.records import Clock, Decision, EnvContext, brief_or_none, price
+from esper.simic.telemetry.readings import Clock, EnvContext
 from esper.simic.telemetry.telemetry_config import enabled
 
 if TYPE_CHECKING:
@@ -45,8 +48,35 @@ if TYPE_CHECKING:
 T = TelemetryEventType
 
 
+def brief(value: float) -> float:
+    """A figure as step events keep it: seven significant digits, which is what single precision has."""
+    return float("%.7g" % value)  # noqa: UP031 (a tenth faster, and there are dozens per step)
+
+
+def price(value: float) -> float:
+    """A reward as step events keep it: to nine places, so that terms still sum to their total."""
+    return round(value, 9)
+
+
+def brief_or_none(value: float | None) -> float | None:
+    """The same of a figure that may not have been measured."""
+    return None if value is None else brief(value)
+
+
+@record
+class Decision:
+    """What a controller knew when it chose; None in its place for one that does not sample."""
+
+    value: float | None
+    log_prob: float | None
+    heads: Mapping[str, HeadDecision]
+    """Only the heads the op uses."""
+    seen: SeenByPolicy | None = None
+    """How unusual its observation was, at level DEBUG."""
+
+
 class Outbox(Protocol):
-    """What brings back the reports of the envs and can be told what they are to carry."""
+    """The pool, as far as telemetry sets what its reports carry."""
 
     wanted: frozenset[TelemetryEventType]
     gradient_detail_envs: frozenset[int]
@@ -72,7 +102,7 @@ def emit_last_action(
     *,
     forced: bool = False,
 ) -> None:
-    """Tells what was chosen and what it earned. Fixed controllers have no decision, runs without prices no rewards.
+    """Emits ACTION_TAKEN: choice and reward. Fixed controllers have no decision, runs without rewards no components.
 
     `forced` says that nothing else was legal.
     """
@@ -91,31 +121,22 @@ def emit_last_action(
         components={name: price(paid) for name, paid in rewards.amounts.items() if paid} if rewards else {},
         seen=decision.seen if decision else None,
     )
-    _emit_env(hub, ctx, T.ACTION_TAKEN, data)
+    emit_env_event(hub, ctx, T.ACTION_TAKEN, data)
 
 
 def emit_reward_summary(hub: EventSink, ctx: EnvContext, episode: EpisodeCompleted) -> None:
-    """Tells the one outcome of an episode, after any penalty."""
-    _emit_env(hub, ctx, T.EPISODE_COMPLETED, episode)
+    """Emits EPISODE_COMPLETED, once per env and episode."""
+    emit_env_event(hub, ctx, T.EPISODE_COMPLETED, episode)
 
 
 def emit_cf_unavailable(hub: EventSink, ctx: EnvContext, reason: str) -> None:
-    """Tells that no coalition was measured in an epoch, and why."""
-    data = CoalitionMeasured(
-        slot_ids=(),
-        rows=(),
-        strategy=None,
-        committed_mask=None,
-        contribution_pp={},
-        interaction_pp={},
-        shapley_pp=None,
-        unavailable=reason,
-    )
-    _emit_env(hub, ctx, T.COALITION_MEASURED, data)
+    """Emits COALITION_MEASURED without rows, for an epoch in which none was measured."""
+    data = CoalitionMeasured(slot_ids=(), rows=(), contribution_pp={}, interaction_pp={}, unavailable=reason)
+    emit_env_event(hub, ctx, T.COALITION_MEASURED, data)
 
 
 def apply_slot_telemetry(outbox: Outbox, state: EscalationState, epochs: Iterable[EnvContext]) -> None:
-    """Says what the reports of the coming epochs are to carry. Nothing that is trained or measured changes."""
+    """Sets what the reports of the coming epochs carry. Nothing that is trained or measured changes."""
     if not state.windows and state.level is not TelemetryLevel.DEBUG:
         outbox.wanted, outbox.gradient_detail_envs = enabled(state.level) | {T.GOVERNOR_STATE_CHANGED}, frozenset()
         return
@@ -134,29 +155,29 @@ def emit_batch_completed(hub: EventSink, round_idx: int, summary: BatchSummary) 
 
 
 def emit_action_distribution(hub: EventSink, round_idx: int, ops: ChoiceStats) -> None:
-    """Tells how often each op was legal, chosen and carried out."""
+    """Emits CHOICE_STATS of the op head."""
     assert ops.head == "op", f"expected the counts of the op head, got those of {ops.head}"
     hub.emit(make_event(T.CHOICE_STATS, ops, round=round_idx))
 
 
 def emit_mask_hit_rates(hub: EventSink, round_idx: int, others: Iterable[ChoiceStats]) -> None:
-    """Tells the same of every other head."""
+    """Emits CHOICE_STATS of every other head."""
     for stats in others:
-        assert stats.head != "op", "the op head is told by emit_action_distribution"
+        assert stats.head != "op", "the op head is emitted by emit_action_distribution"
         hub.emit(make_event(T.CHOICE_STATS, stats, round=round_idx))
 
 
 def emit_throughput(hub: EventSink, round_idx: int, profile: ProfileMeasured) -> None:
-    """Tells where time and memory went."""
+    """Emits PROFILE_MEASURED."""
     hub.emit(make_event(T.PROFILE_MEASURED, profile, round=round_idx))
 
 
 def check_performance_degradation(
-    current: float, baseline: float, threshold: float = DEGRADATION_SHARE
+    current_accuracy: float, baseline_accuracy: float, threshold: float = DEGRADATION_SHARE
 ) -> tuple[bool, float]:
-    """Whether a score fell by more than a share of its baseline, and by how much it changed."""
-    delta = current - baseline
-    return delta < -threshold * abs(baseline), delta
+    """Whether accuracy fell by more than a share of its baseline, and by how much it changed."""
+    delta = current_accuracy - baseline_accuracy
+    return delta < -threshold * abs(baseline_accuracy), delta
 
 
 # ---- the policy
@@ -165,7 +186,7 @@ def check_performance_degradation(
 def emit_ppo_update_event(
     hub: EventSink, round_idx: int, metrics: PPOUpdateMetrics, layers: Sequence[LayerGradientStats] | None = None
 ) -> None:
-    """Tells how an update went, also one that was skipped. `layers` is given at level DEBUG."""
+    """Emits PPO_UPDATE_COMPLETED, also for an update that was skipped. `layers` is given at level DEBUG."""
     data = PPOUpdateCompleted(**metrics, layers=None if layers is None else tuple(layers))
     severity = Severity.INFO if metrics["performed"] else Severity.WARNING
     hub.emit(make_event(T.PPO_UPDATE_COMPLETED, data, severity, round=round_idx))
@@ -203,7 +224,7 @@ def compute_grad_norm_surrogate(model: nn.Module) -> float | None:
 def emit_anomaly_diagnostics(
     hub: EventSink, report: AnomalyReport, clock: Clock, debug: AnomalyDebug | None = None
 ) -> None:
-    """Tells each alarm that was entered, got worse or cleared. The bundle goes with those that were raised."""
+    """Emits ANOMALY_DETECTED per finding; `debug` goes with those that were entered or got worse."""
     for found in report.findings:
         cleared = found.state == "cleared"
         data = AnomalyDetected(
@@ -218,13 +239,14 @@ def emit_anomaly_diagnostics(
         )
         severity = Severity.INFO if cleared else found.severity
         if isinstance(clock, EnvContext):
-            _emit_env(hub, clock, T.ANOMALY_DETECTED, data, severity)
+            emit_env_event(hub, clock, T.ANOMALY_DETECTED, data, severity)
         else:
             hub.emit(make_event(T.ANOMALY_DETECTED, data, severity, round=clock.round))
 
 
-def _emit_env(
+def emit_env_event(
     hub: EventSink, ctx: EnvContext, kind: TelemetryEventType, data: object, severity: Severity = Severity.INFO
 ) -> None:
+    """Emits a payload with the four ids of an env's epoch."""
     event = make_event(kind, data, severity, round=ctx.round, episode=ctx.episode, env=ctx.env, epoch=ctx.epoch)
     hub.emit(event)

@@ -18,6 +18,27 @@ Readings = dict[str, float]
 
 
 @record
+class EnvContext:
+    """One epoch of one env: the four ids of its events."""
+
+    round: int
+    episode: int
+    env: int
+    epoch: int
+
+
+@record
+class UpdateClock:
+    """The policy update at the end of a round."""
+
+    round: int
+
+
+Clock = EnvContext | UpdateClock
+"""When something happened: an epoch of an env, or the update of a round."""
+
+
+@record
 class UpdateInputs:
     """What is known at the end of a round."""
 

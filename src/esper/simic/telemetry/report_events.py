@@ -43,14 +43,20 @@ from esper.leyline import (
 )
 from esper.leyline.thresholds import MIN_TREND_SHARE, TREND_WINDOW_ROUNDS
 from esper.simic.rewards.suspicion import ROWS, severity_of
-from esper.simic.telemetry.emitters import check_performance_degradation, emit_cf_unavailable
-from esper.simic.telemetry.records import EnvContext, brief, brief_or_none
+from esper.simic.telemetry.emitters import (
+    brief,
+    brief_or_none,
+    check_performance_degradation,
+    emit_cf_unavailable,
+    emit_env_event,
+)
+from esper.simic.telemetry.readings import EnvContext
 
 T = TelemetryEventType
 
 
 def emit_epoch_completed(hub: EventSink, ctx: EnvContext, report: EpochReport, lr: float | None = None) -> None:
-    """Tells one point of the learning curve and the state of every seed."""
+    """Emits EPOCH_COMPLETED: one point of the learning curve and the state of every seed."""
     data = EpochCompleted(
         train_loss=brief_or_none(report.train_loss),
         train_accuracy_pct=brief_or_none(report.train_accuracy_pct),
@@ -65,11 +71,11 @@ def emit_epoch_completed(hub: EventSink, ctx: EnvContext, report: EpochReport, l
         val_ms=round(report.val_ms, 3),
         debug=report.gradients,
     )
-    _emit(hub, ctx, T.EPOCH_COMPLETED, data)
+    emit_env_event(hub, ctx, T.EPOCH_COMPLETED, data)
 
 
 def emit_coalitions_measured(hub: EventSink, ctx: EnvContext, report: EpochReport, values: Mapping[int, float]) -> None:
-    """Tells what the seeds are worth, in epochs in which one that is not kept yet took part, and at an episode's end.
+    """Emits COALITION_MEASURED where a seed that is not fossilized took part, and at the end of an episode.
 
     In all others there is nothing to decide about; what each fossil is worth is in EPOCH_COMPLETED. An epoch that was
     rolled back is told without a table: the report speaks of the state that was restored.
@@ -87,7 +93,7 @@ def emit_coalitions_measured(hub: EventSink, ctx: EnvContext, report: EpochRepor
     undecided = set(table.slot_ids).difference(_fossils(report))
     if not table.slot_ids or not (undecided or report.terminal):
         return
-    _emit(hub, ctx, T.COALITION_MEASURED, describe_coalitions(table, _fossils(report), values))
+    emit_env_event(hub, ctx, T.COALITION_MEASURED, describe_coalitions(table, _fossils(report), values))
 
 
 def describe_coalitions(
@@ -120,10 +126,10 @@ def describe_coalitions(
 
 @dataclass(slots=True)
 class GateWatch:
-    """Tells what holds each seed up.
+    """Emits GATE_EVALUATED: what holds each seed up.
 
     Below DEBUG only what failed, and only when the answer changed: a gate that is found open holds nobody up and is
-    not told.
+    not emitted.
     """
 
     _last: dict[tuple[int, str], tuple[str, Gate, bool]] = field(default_factory=dict)
@@ -155,7 +161,7 @@ class GateWatch:
             if step is None or slot.seed_id is None:
                 self._last.pop((ctx.env, slot.slot_id), None)
                 continue
-            # A mask that is open says all there is to tell; one that is closed may have other reasons.
+            # A mask that is open says it all; one that is closed may have other reasons.
             is_open = not always and step.op is not None and masks.slot_by_op[step.op][position]
             result = None if is_open else step.ask(slot, config)
             passed = result is None or result.passed
@@ -171,13 +177,13 @@ class GateWatch:
                     passed=passed,
                     checks=() if result is None else tuple(c for c in result.checks if always or not c.passed),
                 )
-                _emit(hub, ctx, T.GATE_EVALUATED, data)
+                emit_env_event(hub, ctx, T.GATE_EVALUATED, data)
             self._last[ctx.env, slot.slot_id] = answer
 
 
 @dataclass(slots=True)
 class SuspicionWatch:
-    """Tells that the reward may be paying for damage: once a sign has lasted, and not again until it was gone.
+    """Emits REWARD_HACKING_SUSPECTED: once a sign has lasted, and not again until it was gone.
 
     Every episode starts without suspicion, so there is nothing to keep between rounds.
     """
@@ -196,7 +202,7 @@ class SuspicionWatch:
             if now[key] == ROWS[sign.pattern].num_consecutive:
                 severity = severity_of(sign)
                 assert severity is not None
-                _emit(hub, ctx, T.REWARD_HACKING_SUSPECTED, sign, severity)
+                emit_env_event(hub, ctx, T.REWARD_HACKING_SUSPECTED, sign, severity)
         self._lasting[ctx.env] = now
 
 
@@ -227,7 +233,7 @@ def find_trend(rolling_pct: Sequence[float], num_rounds: int) -> TrendDetected |
 
 
 def emit_trend(hub: EventSink, round_idx: int, trend: TrendDetected | None) -> None:
-    """Tells a trend, if there is one."""
+    """Emits TREND_DETECTED, if there is a trend."""
     if trend is not None:
         severity = Severity.WARNING if trend.kind == "degradation" else Severity.INFO
         hub.emit(make_event(T.TREND_DETECTED, trend, severity, round=round_idx))
@@ -284,9 +290,3 @@ def _bits(mask: int, num_players: int) -> str:
 def _pairs(players: tuple[str, ...]) -> tuple[tuple[str, int, int], ...]:
     """Names and positions of every two players."""
     return tuple((f"{players[i]}+{players[j]}", i, j) for i, j in combinations(range(len(players)), 2))
-
-
-def _emit(
-    hub: EventSink, ctx: EnvContext, kind: TelemetryEventType, data: object, severity: Severity = Severity.INFO
-) -> None:
-    hub.emit(make_event(kind, data, severity, round=ctx.round, episode=ctx.episode, env=ctx.env, epoch=ctx.epoch))

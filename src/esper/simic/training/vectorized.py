@@ -41,13 +41,13 @@ from esper.simic.telemetry.debug_telemetry import (
     collect_per_layer_gradients,
     odd_ratios,
 )
-from esper.simic.telemetry.emitters import aggregate_layer_gradient_health
+from esper.simic.telemetry.decisions import seen_by_policy
+from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, compute_grad_norm_surrogate
 from esper.simic.telemetry.opening import open_hub
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
-from esper.simic.training.step_payloads import seen_by_policy
 from esper.simic.training.vectorized_trainer import (
     NeverStop,
     Recorder,
@@ -212,6 +212,7 @@ class AgentReads:
             stability=check_numerical_stability(agent.network, agent.clip_factors()),
             ratios=None if odd is None else tuple(odd[:MAX_RATIOS_TOLD]),
             num_ratios_out_of_range=None if odd is None else len(odd),
+            grad_norm=None if odd is None else compute_grad_norm_surrogate(agent.network),
         )
 
     def _agent(self) -> PPOAgent:

@@ -8,7 +8,7 @@ import torch
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_inputs import make_observation
 from esper.simic.client import network_shape
-from esper.simic.training.step_payloads import seen_by_policy
+from esper.simic.telemetry.decisions import seen_by_policy
 from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
 from tests.simic.agent.rounds import SMALL
 
