@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from esper.evidence.studies import start_policy
 from esper.karn.integrity import check_run
 from esper.karn.replay import replay
 from esper.leyline import TelemetryEventType
@@ -16,7 +17,6 @@ from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.nissa import HubLimits, TelemetryHub, hub
 from esper.nissa.log_file import LogFile
 from esper.nissa.writer import LogWriter
-from esper.scripts import study
 from esper.scripts.cli import main
 from esper.scripts.train import run_and_show
 from esper.simic.client import SimicClient
@@ -87,14 +87,14 @@ def test_a_run_that_needs_its_whole_log_stops_when_it_loses_an_event(tmp_path, m
 @pytest.mark.parametrize("round_idx", [2, 3], ids=["before the last round", "in the last round"])
 def test_what_was_lost_is_made_up_for_by_a_resume(round_idx, tmp_path, monkeypatch, capsys):
     config = replace(TINY, rounds=4, checkpoint_s=0.0)
-    run_and_show(study._start(config, tmp_path / "whole"), None)
+    run_and_show(start_policy(config, tmp_path / "whole"), None)
     lose_one(monkeypatch, round_idx)
     with pytest.raises(SystemExit) as caught:
-        run_and_show(study._start(config, tmp_path / "a"), None)
+        run_and_show(start_policy(config, tmp_path / "a"), None)
     assert caught.value.code == 3
     assert f"Rounds after the first {round_idx} are not saved" in capsys.readouterr().out
     assert saved(tmp_path / "a")[-1] == f"ckpt-{round_idx:08d}", "no checkpoint counts what is lost"
-    again = study._start(config, tmp_path / "a")
+    again = start_policy(config, tmp_path / "a")
     assert again.rounds_done == round_idx
     run_and_show(again, None)
     found = check_run(tmp_path / "a")
@@ -130,7 +130,7 @@ def test_only_an_error_that_is_not_over_by_the_boundary_stops_a_run_that_lost_no
 
 def test_a_study_whose_log_could_not_be_made_durable_once_is_done(tmp_path, monkeypatch, capsys):
     fail_syncs(monkeypatch, lambda number: number == 0)
-    run_and_show(study._start(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path / "a"), None)
+    run_and_show(start_policy(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path / "a"), None)
     told = capsys.readouterr()
     assert "the event log cannot be made durable (OSError: [Errno 5] Input/output error)" in told.err
     assert "Done." in told.out
@@ -182,10 +182,11 @@ def test_too_many_events_in_memory_end_the_run(tmp_path, monkeypatch, capsys):
 
 
 def test_studies_need_whole_logs_from_the_first_start_and_on_every_other(tmp_path):
-    first = study._start(replace(TINY, rounds=1), tmp_path / "policy-0")
+    first = start_policy(replace(TINY, rounds=1), tmp_path / "policy-0")
     assert first.config.require_complete
     run_and_show(first, None)
-    assert study._start(replace(TINY, rounds=1), tmp_path / "policy-0").config.require_complete
+    assert start_policy(replace(TINY, rounds=1), tmp_path / "policy-0") is None, "it is complete"
+    assert session.start_again(tmp_path / "policy-0", {}).config.require_complete
 
 
 def test_a_session_without_a_log_hides_nothing_of_those_before_it(tmp_path):

@@ -112,7 +112,7 @@ def test_envs_of_a_lost_worker_are_marked_for_bootstrapping() -> None:
 
     lossy = Lossy(build_worker, worlds.worker_spec())
     observe_reset(lossy, episode_seeds(7, 3, 2))
-    lossy._lanes[0].abandoned = False
+    lossy._members[0].abandoned = False
     result = execute_actions(lossy, [wait(0), wait(1)])
     assert result.truncated_bootstrap_targets == {1: None}
 
