@@ -10,7 +10,7 @@ import pytest
 from esper.leyline import ActionExecutionResult, LifecycleOp, SeedStage, wait
 from esper.tamiyo import Setting, make_controller
 from esper.tamiyo.masks import masks, observe
-from esper.tamiyo.rules import CommitRule, fragrow_interval
+from esper.tamiyo.rules import commit_verdict, fragrow_interval
 from esper.tamiyo.simulation import HostCurve, SimulatedBlueprint, SimulatedWorker, SimulationSpec
 from tests.fakes import Step, act_on, germinate, run_policy, seeds, world
 
@@ -153,14 +153,7 @@ def test_nobody_blends_what_cannot_be_kept_in_time(name: str) -> None:
     ],
 )
 def test_the_commit_rule_wants_three_epochs_running(seen: list[float], verdict: LifecycleOp | None) -> None:
-    assert CommitRule().verdict(seen) is verdict
-
-
-def test_a_commit_rule_must_leave_room_between_keeping_and_dropping() -> None:
-    with pytest.raises(ValueError, match="keep_pp"):
-        CommitRule(keep_pp=0.0, drop_pp=0.0)
-    with pytest.raises(ValueError, match="epochs"):
-        CommitRule(epochs=0)
+    assert commit_verdict(seen) is verdict
 
 
 def sized(**params: int) -> SimulationSpec:

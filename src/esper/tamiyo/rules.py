@@ -8,41 +8,29 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from esper.leyline import BLENDS, ActionSpec, LifecycleOp, SeedStage, SlotReport, record
+from esper.leyline import BLENDS, ActionSpec, LifecycleOp, SeedStage, SlotReport
 from esper.tamiyo.controller import Controller, Setting, Situation, check_names, life_epochs
 
-
-@record
-class CommitRule:
-    """When a held seed is kept or dropped."""
-
-    keep_pp: float = 1.0
-    """Points of contribution a seed must bring to be kept."""
-    drop_pp: float = 0.0
-    """Points of contribution at or below which a seed is dropped."""
-    epochs: int = 3
-    """Epochs in a row the evidence must last."""
-
-    def __post_init__(self) -> None:
-        if not self.keep_pp > self.drop_pp:
-            raise ValueError(f"keep_pp must be above drop_pp ({self.drop_pp}), got {self.keep_pp}")
-        if self.epochs < 1:
-            raise ValueError(f"epochs must be at least 1, got {self.epochs}")
-
-    def verdict(self, contributions: list[float]) -> LifecycleOp | None:
-        """Keep, drop, or None while the evidence is mixed or short."""
-        recent = contributions[-self.epochs :]
-        if len(recent) < self.epochs:
-            return None
-        if min(recent) >= self.keep_pp:
-            return LifecycleOp.FOSSILIZE
-        return LifecycleOp.PRUNE if max(recent) <= self.drop_pp else None
+# One commit rule for all rule arms: a baseline that cannot keep a seed would be a straw man.
+KEEP_PP = 1.0
+"""Points of contribution a held seed must bring to be kept."""
+DROP_PP = 0.0
+"""Points of contribution at or below which a held seed is dropped."""
+COMMIT_EPOCHS = 3
+"""Epochs in a row the evidence must last."""
 
 
-COMMIT_RULE = CommitRule()
-"""The one commit rule of all rule arms: a baseline that cannot keep a seed would be a straw man."""
+def commit_verdict(contributions: Sequence[float]) -> LifecycleOp | None:
+    """Keep, drop, or None while the evidence is mixed or short."""
+    recent = contributions[-COMMIT_EPOCHS:]
+    if len(recent) < COMMIT_EPOCHS:
+        return None
+    if min(recent) >= KEEP_PP:
+        return LifecycleOp.FOSSILIZE
+    return LifecycleOp.PRUNE if max(recent) <= DROP_PP else None
 
 
 @dataclass(slots=True)
@@ -60,7 +48,13 @@ class EnvMemory:
 
 
 class RuleController(Controller[EnvMemory]):
-    """Plants by its own rule; advances, keeps and drops by the shared ones."""
+    """Plants by its own rule; advances, keeps and drops by the shared ones.
+
+    Args:
+        setting: The hosts.
+        blueprint: What to plant; None takes the largest that is legal.
+        blend: How seeds are blended in.
+    """
 
     memory_type = EnvMemory
 
@@ -111,7 +105,7 @@ class RuleController(Controller[EnvMemory]):
 
     def plant(self, situation: Situation) -> ActionSpec | None:
         """Plants in the next empty slot when the rule says so and a whole life still fits."""
-        life = life_epochs(self.setting.lifecycle, self.blend) + COMMIT_RULE.epochs
+        life = life_epochs(self.setting.lifecycle, self.blend) + COMMIT_EPOCHS
         if situation.steps_left <= life or self.blend not in situation.legal_blends():
             return None
         if not self.wants_seed(situation):
@@ -129,11 +123,11 @@ class RuleController(Controller[EnvMemory]):
         return situation.largest(slot_id, legal)
 
     def _verdict(self, situation: Situation, slot: SlotReport) -> LifecycleOp | None:
-        return COMMIT_RULE.verdict(self._seen(situation, slot)) if slot.stage is SeedStage.HOLDING else None
+        return commit_verdict(self._seen(situation, slot)) if slot.stage is SeedStage.HOLDING else None
 
     def _last_word(self, situation: Situation, slot: SlotReport) -> LifecycleOp:
         seen = self._seen(situation, slot)
-        helped = bool(seen) and math.fsum(seen) / len(seen) > COMMIT_RULE.drop_pp
+        helped = bool(seen) and math.fsum(seen) / len(seen) > DROP_PP
         may_keep = slot.slot_id in situation.legal_slots(LifecycleOp.FOSSILIZE)
         return LifecycleOp.FOSSILIZE if helped and may_keep else LifecycleOp.PRUNE
 
@@ -155,10 +149,7 @@ class PeriodicController(RuleController):
     """Plants every so many epochs.
 
     Args:
-        setting: The hosts.
         every_epochs: Epochs from the start to the first planting, and from each to the next.
-        blueprint: What to plant; None takes the largest that is legal.
-        blend: How it is blended in.
     """
 
     def __init__(
@@ -178,11 +169,8 @@ class PlateauController(RuleController):
     """Plants when the validation loss has stopped improving.
 
     Args:
-        setting: The hosts.
         min_gain: Fall of the validation loss, in nats, that counts as improvement.
         patience: Epochs without improvement before a seed is planted.
-        blueprint: What to plant; None takes the largest that is legal.
-        blend: How it is blended in.
     """
 
     def __init__(
@@ -219,10 +207,7 @@ class FragrowController(RuleController):
     """Plants at intervals that grow with overfitting: a host that fits too well needs no more parameters.
 
     Args:
-        setting: The hosts.
         max_interval: Epochs between plantings in a host that overfits badly; half of it at a gap of 4 points.
-        blueprint: What to plant; None takes the largest that is legal.
-        blend: How it is blended in.
     """
 
     def __init__(
@@ -261,10 +246,8 @@ class HeuristicController(RuleController):
     """Auditions blueprints behind a settled host, blends what promises to help, keeps what does. Nothing is learned.
 
     Args:
-        setting: The hosts.
         plateau_epochs: Epochs without a gain of half a point after which seeds are auditioned.
         audition_epochs: Epochs in a row with a forecast of no gain after which an audition ends.
-        blend: How seeds are blended in.
     """
 
     memory_type = AuditionMemory
