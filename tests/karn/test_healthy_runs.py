@@ -20,9 +20,16 @@ import pytest
 from esper.karn.diagnosis import Diagnosis, RunCondition, diagnose
 from esper.karn.replay import replay
 from esper.karn.view import RunView
-from esper.leyline import EpisodeCompleted, HeadUpdate, LoggedEvent, LSTMHealth, ObservationHealth, Severity
+from esper.leyline import (
+    EpisodeCompleted,
+    HeadUpdate,
+    LoggedEvent,
+    LSTMHealth,
+    ObservationHealth,
+    RewardHackingSuspected,
+    Severity,
+)
 from esper.leyline.thresholds import TREND_WINDOW_ROUNDS, WARMUP_UPDATES
-from esper.simic.rewards import HackingSuspicion
 from esper.simic.rewards.suspicion import over_attribution, ransomware
 from esper.simic.telemetry.readings import EnvContext
 from esper.simic.telemetry.report_events import SuspicionWatch
@@ -59,7 +66,7 @@ def paid(amounts: dict[str, float]) -> EpisodeCompleted:
     )
 
 
-def signs_of(stored: list[list[Any]]) -> dict[tuple[int, int], list[HackingSuspicion]]:
+def signs_of(stored: list[list[Any]]) -> dict[tuple[int, int], list[RewardHackingSuspected]]:
     """By env and epoch, what today's limits see in what was measured."""
     found = defaultdict(list)
     for env, epoch, pattern, slot_id, claimed, improvement_pp in stored:

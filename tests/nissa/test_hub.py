@@ -226,7 +226,7 @@ def test_close_is_idempotent_and_health_outlives_it(tmp_path: Path) -> None:
     again = hub.close()
     assert (first.num_late, again.num_late) == (0, 1)
     assert again.num_written == 1
-    assert hub.health().num_queued == 0
+    assert hub._queue == []
     assert hub.flush(1)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, MANIFEST_FILE, STATUS_FILE
+from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, STATUS_FILE
 from esper.scripts.cli import main
 from esper.simic.run import session
 from esper.simic.run.recorder import RunRecorder
@@ -290,5 +290,5 @@ def test_a_run_has_the_group_and_the_patience_it_was_given(tmp_path, monkeypatch
     train(*SMOKE, "--runs", tmp_path, "--run-id", "a", "--group", "wide", "--escalation-epochs", "0")
     train(*SMOKE, "--runs", tmp_path, "--run-id", "b", "--escalation-epochs", "3")
     assert [(config.escalate_on_anomaly, config.escalation_epochs) for config in configs] == [(False, 1), (True, 3)]
-    groups = [json.loads((tmp_path / run / MANIFEST_FILE).read_text())["group"] for run in ("a", "b")]
+    groups = [json.loads(log_path(tmp_path / run).read_text().splitlines()[0])["group"] for run in ("a", "b")]
     assert groups == ["wide", "main"]

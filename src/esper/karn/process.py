@@ -13,7 +13,7 @@ from esper.leyline import record
 from esper.leyline.rundir import STATUS_FILE, RunStatus, process_started_s
 
 _STATUS = msgspec.json.Decoder(RunStatus)
-# The start of a process is told in clock ticks since boot, so two readings of it agree within a tick or two.
+# The start of a process is given in clock ticks since boot, so two readings of it agree within a tick or two.
 SAME_START_S = 1.0
 
 

@@ -155,7 +155,7 @@ class CudaMemory:
 
 
 PHASES: tuple[str, ...] = ("other", "act", "execute", "reward", "update")
-"""Where the time of a round goes: telling and saving the round before, choosing, training and validating hosts,
+"""Where the time of a round goes: logging and saving the round before, choosing, training and validating hosts,
 pricing and noting steps, learning."""
 
 
@@ -168,12 +168,12 @@ class ProfileMeasured:
     host_samples_per_s: float | None = None
     """Training rows that hosts learned from, over the same time."""
     phases: Mapping[str, PhaseTime]
-    """By name: other (telling and saving the round before), act, execute (hosts train and are validated), reward,
+    """By name: other (logging and saving the round before), act, execute (hosts train and are validated), reward,
     update."""
     controller_ms_per_env_step: float | None = None
     """Phase act over env steps: what choosing costs."""
     telemetry_cpu_ms: float | None = None
-    """CPU time of telling, in the training thread and in the log's own."""
+    """CPU time of logging, in the training thread and in the log's own."""
     wait_share: float | None = None
     """Share of the wall time the parent waited for workers; None where there are none. The alarm `wait_share` is
     another thing: how often the policy chose WAIT although it could act."""

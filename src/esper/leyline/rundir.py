@@ -107,7 +107,7 @@ class RunStatus:
 
 
 def process_started_s(pid: int) -> float | None:
-    """When a process of this machine began, in Unix seconds; None if it is gone or the system does not tell."""
+    """When a process of this machine began, in Unix seconds; None if it is gone or the system does not say."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))

@@ -27,7 +27,7 @@ MIN_RATE_EPISODES = 50
 """Episodes below which the rate of rollbacks is not judged."""
 TREND_WINDOW_ROUNDS = 10
 MIN_TREND_SHARE = 0.1
-"""Share of the rounds after which a trend is worth telling."""
+"""Share of the rounds after which a trend is worth reporting."""
 RECENT_ROUNDS = 2
 """Rounds for which a rollback stays news."""
 MIN_PROGRESS_S = 10.0

@@ -19,7 +19,7 @@ from esper.leyline import EVENTS, LoggedEvent, join_path
 
 Path = tuple[str | int, ...]
 Finder = Callable[[Any, Path, dict[str, str]], None]
-"""Looks through a value and books each number that is not finite under its path."""
+"""Looks through a value and notes each number that is not finite under its path."""
 
 _encoder = msgspec.json.Encoder()
 

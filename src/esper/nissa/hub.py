@@ -61,7 +61,6 @@ DEFAULT_LIMITS = HubLimits()
 class HubHealth:
     """State of a hub right now."""
 
-    num_queued: int = 0
     queue_high_water: int = 0
     """Most events that ever waited for the writer at once."""
     num_held: int = 0
@@ -323,7 +322,6 @@ class TelemetryHub(Hub):
             waiting = held + len(self._queue)
             incomplete = bool(held or error or dropped)
             return HubHealth(
-                num_queued=len(self._queue),
                 queue_high_water=self._high_water,
                 num_held=held,
                 num_dropped=dropped,
