@@ -68,3 +68,54 @@ def test_the_file_has_the_permissions_of_its_owners_other_files(tmp_path: Path) 
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "pipe", "folder", "device", "large"])
+def test_only_a_regular_file_of_its_size_is_read(kind: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"secret")
+    path = tmp_path / "status.json"
+    {
+        "link": lambda: path.symlink_to(other),
+        "dangling": lambda: path.symlink_to("nowhere"),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+        "device": lambda: path.symlink_to("/dev/zero"),
+        "large": lambda: path.write_bytes(b"12345"),
+    }[kind]()
+    with pytest.raises(OSError, match="more than the 4 bytes" if kind == "large" else "regular files only") as caught:
+        files.read_regular(path, 4)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_regular_file_is_read_and_a_missing_one_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1234")
+    assert files.read_regular(tmp_path / "a", 4) == b"1234"
+    with pytest.raises(FileNotFoundError):
+        files.read_regular(tmp_path / "b", 4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 100_000,
+        b"[NaN]",
+        b"[-Infinity]",
+        b"[1e400]",
+        b"[9223372036854775808]",
+        b"[" + b"9" * 6_000 + b"]",
+        b'"\xff"',
+        b"{",
+        b"",
+    ],
+)
+def test_json_that_some_reader_could_not_hold_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        files.loads_json(text)
+
+
+def test_json_is_decoded() -> None:
+    text = '{"a": [1.5, -9223372036854775808, 9223372036854775807, null], "b": "ä"}'
+    assert files.loads_json(text) == files.loads_json(text.encode())
+    assert files.loads_json(text) == {"a": [1.5, -(2**63), 2**63 - 1, None], "b": "ä"}

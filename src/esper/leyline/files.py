@@ -1,12 +1,16 @@
-"""Writing files so that a reader sees the old content or the new one, never half of it. Knows no formats."""
+"""Files of a folder that anybody may have made: written whole or not at all, read without trusting what is there."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import secrets
 import shutil
+import stat
 from pathlib import Path
+from typing import Any, NoReturn
 
 TEMP_PREFIX = ".tmp-"
 """Names of unfinished files and folders begin with this; only a killed process leaves one behind."""
@@ -62,6 +66,81 @@ def sync_directory(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+# ---- reading
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Opens a file that is one; the caller closes the descriptor. Neither follows a link nor waits for a pipe.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+        OSError: It is a link, a pipe, a device or a folder, or it cannot be opened.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags, 0o666)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if path.exists() and not path.is_file() or path.is_symlink():
+            raise OSError(_not_regular(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(_not_regular(path))
+    return fd
+
+
+def _not_regular(path: Path) -> str:
+    return f"{path} is {'a link' if path.is_symlink() else 'not a regular file'}; Esper opens regular files only"
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The content of a file that `open_regular` opens.
+
+    Raises:
+        OSError: It cannot be opened or read, or has more than `max_bytes`.
+    """
+    with open(open_regular(path), "rb") as file:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise OSError(f"{path} has more than the {max_bytes:,} bytes that such a file may have")
+    return content
+
+
+def loads_json(text: bytes | str) -> Any:
+    """Decodes what every JSON reader understands: finite numbers, whole ones of 64 bits, UTF-8, little nesting.
+
+    Raises:
+        ValueError: It is anything else.
+    """
+    try:
+        return json.loads(
+            text if isinstance(text, str) else text.decode(),
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_int64,
+        )
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits[:40]} is too large for a number")
+    return value
+
+
+def _int64(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (value := int(digits)) < 2**63:
+        raise ValueError(f"{digits[:40]} needs more than 64 bits")
+    return value
 
 
 def free_bytes(folder: Path) -> int | None:
