@@ -84,7 +84,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     except FileNotFoundError:
         raise
     except OSError as error:
-        if path.exists() and not path.is_file() or path.is_symlink():
+        if (path.exists() and not path.is_file()) or path.is_symlink():
             raise OSError(_not_regular(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
