@@ -105,11 +105,11 @@ def fail_saves(monkeypatch, which):
     """Makes the saves of these indices fail as on a full disk."""
     real = checkpoint_schedule.save_checkpoint
 
-    def save(run, facts, files):
+    def save(run, facts, files, **how):
         if which(facts.index):
             full = OSError(errno.ENOSPC, "No space left on device")
             raise StorageError(f"ckpt-{facts.index:08d}", full, needed_bytes=100, free_bytes=1)
-        return real(run, facts, files)
+        return real(run, facts, files, **how)
 
     monkeypatch.setattr(checkpoint_schedule, "save_checkpoint", save)
 
@@ -159,3 +159,23 @@ def test_a_log_with_gaps_shows_in_the_exit_code(tmp_path, monkeypatch, capsys):
         main(["train", "ppo", *SMOKE, "--rounds", "1", "--runs", str(tmp_path), "--run-id", "a"])
     assert caught.value.code == 3
     assert "Done." in capsys.readouterr().out, "the training itself is complete"
+
+
+def test_a_whole_checkpoint_of_another_run_does_not_block_this_one(run, tmp_path, capsys):
+    main(["train", "ppo", *SMOKE, "--rounds", "3", "--seed", "2", "--runs", str(tmp_path), "--run-id", "b"])
+    intruder = "ckpt-00000003"
+    shutil.copytree(tmp_path / "b" / CHECKPOINTS_DIR / intruder, run / CHECKPOINTS_DIR / intruder)
+    main(["train", "--resume", str(run), "--rounds", "4"])
+    assert start_again(run, {}).rounds_done == 4
+    assert (run / CHECKPOINTS_DIR / f"rejected-{intruder}-0").is_dir()
+
+
+def test_a_linked_lock_costs_the_reader_nothing(run, tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("precious")
+    (run / "run.lock").unlink()
+    (run / "run.lock").symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--resume", str(run), "--rounds", "3"])
+    assert caught.value.code == 6
+    assert "run.lock is a link; Esper opens regular files only" in capsys.readouterr().err
+    assert (tmp_path / "mine.txt").read_text() == "precious"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from esper.leyline.files import sync_directory, write_all, write_atomic
+from esper.leyline.files import open_regular, sync_directory, write_all, write_atomic
 from esper.leyline.rundir import DEFAULT_GROUP, EVENTS_DIR, EventFile, event_file, event_files
 
 
@@ -113,7 +113,7 @@ class _Owner(msgspec.Struct):
 def _held(files: list[EventFile]) -> _Owner | None:
     """Whose log a directory holds, by its first line that can be read: damage is no reason to refuse a new attempt."""
     for file in files:
-        with file.path.open("rb") as stream:
+        with open(open_regular(file.path), "rb") as stream:
             for line in stream:
                 try:
                     return msgspec.json.decode(line, type=_Owner)
@@ -123,7 +123,7 @@ def _held(files: list[EventFile]) -> _Owner | None:
 
 
 def _seal_left_over(file: EventFile) -> None:
-    with file.path.open("rb") as stream:
+    with open(open_regular(file.path), "rb") as stream:
         os.fsync(stream.fileno())
         digest = hashlib.file_digest(stream, "sha256")
     write_atomic(file.checksum_path, file.checksum(digest.hexdigest()).encode())

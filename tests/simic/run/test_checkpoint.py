@@ -149,7 +149,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "manifest empty": (rewrite(MANIFEST_FILE, lambda content: b""), "manifest.json is damaged: not JSON"),
     "manifest no object": (rewrite(MANIFEST_FILE, lambda content: b"[" * 10**5), "manifest.json is damaged: not JSON"),
     "manifest of an older one": (swap_with_older(MANIFEST_FILE), "manifest.json belongs to ckpt-00000041"),
-    "manifest huge": (lambda folder: os.truncate(folder / MANIFEST_FILE, 2**25), "expected a small file"),
+    "manifest huge": (lambda folder: os.truncate(folder / MANIFEST_FILE, 2**25), "has more than the 16,777,216 bytes"),
     "manifest deleted": (lambda folder: (folder / MANIFEST_FILE).unlink(), "manifest.json is missing"),
     "deleted": (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
     "added": (add("notes.txt", b"hi"), "notes.txt does not belong to it"),

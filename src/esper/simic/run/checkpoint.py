@@ -23,13 +23,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from esper.leyline import CheckpointError, ModelFileError, StorageError, record
-from esper.leyline.files import free_bytes, sync_directory, write_new
+from esper.leyline.files import free_bytes, loads_json, read_regular, sync_directory, write_new
 from esper.leyline.rundir import MANIFEST_FILE
 from esper.simic.run.run_dir import RunDir, make_temp_folder, pickle_refusal, remove
 
 FORMAT_VERSION = 2
 MAX_MANIFEST_BYTES = 16 * 2**20
 """A larger file is no manifest and is not read."""
+MAX_FILE_BYTES = 2**31
+"""The same for each of the other files."""
 RETRY_PAUSES_S = (0.2, 1.0)
 """Pauses after failed tries; the try after the last pause is the last."""
 _NAME = re.compile(r"ckpt-(\d{8,})")
@@ -114,11 +116,13 @@ def save_checkpoint(
     facts: CheckpointFacts,
     files: Mapping[str, bytes],
     *,
+    read: Callable[[LoadedCheckpoint], object] = lambda found: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> SavedCheckpoint:
     """Commits a checkpoint. It returns after the last fsync, so what it reports as saved survives a power loss.
 
-    The caller holds the run's lock and has made the event log durable up to `facts.next_seq`.
+    The caller holds the run's lock and has made the event log durable up to `facts.next_seq`. `read` is what
+    `newest_valid` is given: what it refuses does not stand in the way, and is renamed.
 
     Raises:
         StorageError: Every try failed. Nothing is left of them, and earlier checkpoints are as they were.
@@ -126,7 +130,7 @@ def save_checkpoint(
     """
     started = time.perf_counter()
     target = run.checkpoints / checkpoint_name(facts.index)
-    if target.exists() and _is_valid(target):
+    if _is_valid(target, facts.run_id, read):
         raise CheckpointError(f"{target.name} is saved already and valid; it will not be replaced")
     assert MANIFEST_FILE not in files
     manifest, manifest_sha256 = _encode_manifest(facts, files)
@@ -148,12 +152,13 @@ def save_checkpoint(
     )
 
 
-def _is_valid(path: Path) -> bool:
+def _is_valid(path: Path, run_id: str, read: Callable[[LoadedCheckpoint], object]) -> bool:
     try:
-        load_checkpoint(path)
-    except CheckpointError:
+        found = load_checkpoint(path)
+        read(found)
+    except (CheckpointError, ModelFileError):
         return False
-    return True
+    return found.facts.run_id == run_id
 
 
 def _encode_manifest(facts: CheckpointFacts, files: Mapping[str, bytes]) -> tuple[bytes, str]:
@@ -186,15 +191,16 @@ def _commit(target: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _set_aside(target: Path) -> None:
-    """Renames what stands in a checkpoint's place but is not valid: damaged, or of another release."""
-    if target.exists():
+    """Renames what stands in a checkpoint's place but is not valid: damaged, a link, of another run or release."""
+    if os.path.lexists(target):
         asides = (target.with_name(f"{_REJECTED_PREFIX}{target.name}-{number}") for number in count())
-        os.rename(target, next(aside for aside in asides if not aside.exists()))
+        os.rename(target, next(aside for aside in asides if not os.path.lexists(aside)))
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Removes the manifest first: without it the rest is no checkpoint, whatever happens next."""
-    (path / MANIFEST_FILE).unlink(missing_ok=True)
+    """Removes the manifest first: without it the rest is no checkpoint, whatever happens next. A link goes alone."""
+    if not path.is_symlink():
+        (path / MANIFEST_FILE).unlink(missing_ok=True)
     remove(path)
 
 
@@ -227,8 +233,9 @@ def newest_valid(
 
 
 def checkpoint_folders(run: RunDir) -> dict[int, Path]:
-    """The folders named like checkpoints, by index, oldest first. Whether they are valid is not checked."""
-    matches = (_NAME.fullmatch(entry.name) for entry in os.scandir(run.checkpoints) if entry.is_dir())
+    """The folders named like checkpoints, by index, oldest first; no links. Whether they are valid is not checked."""
+    entries = (entry for entry in os.scandir(run.checkpoints) if entry.is_dir(follow_symlinks=False))
+    matches = (_NAME.fullmatch(entry.name) for entry in entries)
     return dict(sorted((int(match[1]), run.checkpoints / match[0]) for match in matches if match))
 
 
@@ -250,6 +257,8 @@ def load_checkpoint(path: Path) -> LoadedCheckpoint:
         CheckpointError: It is not valid; the message is the reason.
     """
     try:
+        if path.is_symlink():
+            raise CheckpointError("a link; a checkpoint is a folder of its run")
         if not path.is_dir():
             raise CheckpointError(pickle_refusal(path) or "not a folder")
         names = set()
@@ -277,15 +286,13 @@ def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
         CheckpointError: It is missing, damaged, of another format or of another checkpoint.
         OSError: It cannot be read.
     """
-    file = path / MANIFEST_FILE
-    if not file.is_file():
-        raise CheckpointError(f"{MANIFEST_FILE} is missing: never completed, or about to be removed")
-    if file.stat().st_size > MAX_MANIFEST_BYTES:
-        raise CheckpointError(f"{MANIFEST_FILE} has {file.stat().st_size:,} bytes, expected a small file")
-    content = file.read_bytes()
     try:
-        values = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        content = read_regular(path / MANIFEST_FILE, MAX_MANIFEST_BYTES)
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST_FILE} is missing: never completed, or about to be removed") from None
+    try:
+        values = loads_json(content)
+    except ValueError as error:
         raise CheckpointError(f"{MANIFEST_FILE} is damaged: not JSON ({error})") from error
     version = values.get("format") if isinstance(values, dict) else None
     if version != FORMAT_VERSION:
@@ -303,10 +310,10 @@ def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
 
 
 def _read_proved(path: Path, entry: FileEntry) -> bytes:
-    found = path.stat().st_size
+    found = path.stat(follow_symlinks=False).st_size
     if found != entry.size:
         raise CheckpointError(f"{path.name} has {found:,} bytes, expected {entry.size:,}")
-    content = path.read_bytes()
+    content = read_regular(path, MAX_FILE_BYTES)
     if _sha256(content) != entry.sha256:
         raise CheckpointError(f"{path.name} sha256 mismatch (bit damage?)")
     return content

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Literal
 
 from esper.leyline import (
@@ -30,6 +31,7 @@ from esper.simic.run.checkpoint import (
 )
 from esper.simic.run.environment import identity
 from esper.simic.run.run_dir import RunDir, space_warning
+from esper.simic.run.run_state import read_own
 from esper.simic.training.config import TrainingConfig
 
 FLUSH_TIMEOUT_S = 10.0
@@ -119,14 +121,27 @@ def kept_indices(scores: Mapping[int, float | None], *, last: int, resumed_from:
 def remove_old_checkpoints(run: RunDir, *, last: int, resumed_from: int | None) -> tuple[Rejection, ...]:
     """Removes checkpoints that no rule keeps, and the rest of those that a killed process had begun to remove.
 
-    To be called after a save, by the holder of the run's lock.
+    To be called after a save, by the holder of the run's lock. Checkpoints of other runs neither go nor count.
 
     Returns:
         What should have gone and could not; the next call tries again.
     """
     folders = checkpoint_folders(run)
-    scores = {index: _score(path) for index, path in folders.items() if (path / MANIFEST_FILE).exists()}
-    kept = kept_indices(scores, last=last, resumed_from=resumed_from)
+    scores: dict[int, float | None] = {}
+    damaged, foreign = set(), set()
+    for index, path in folders.items():
+        try:
+            facts = read_checkpoint_manifest(path).facts
+            if facts.run_id == run.run_id:
+                scores[index] = facts.score
+            else:
+                foreign.add(index)
+        except (CheckpointError, OSError):
+            if os.path.lexists(path / MANIFEST_FILE):
+                damaged.add(index)
+    oldest = min(sorted(scores)[-last:], default=0)
+    kept = kept_indices(scores, last=last, resumed_from=resumed_from) | foreign
+    kept |= {index for index in damaged if index >= oldest}  # newer than what would be used in its place
     stuck = []
     for path in (path for index, path in folders.items() if index not in kept):
         try:
@@ -134,13 +149,6 @@ def remove_old_checkpoints(run: RunDir, *, last: int, resumed_from: int | None) 
         except OSError as error:
             stuck.append(Rejection(name=path.name, reason=str(error)))
     return tuple(stuck)
-
-
-def _score(path: Path) -> float | None:
-    try:
-        return read_checkpoint_manifest(path).facts.score
-    except (CheckpointError, OSError):
-        return None  # A damaged checkpoint is not the best one.
 
 
 # ---- writing
@@ -207,7 +215,7 @@ class CheckpointWriter:
             identity=identity(),
         )
         try:
-            saved = save_checkpoint(self._run, facts, files())
+            saved = save_checkpoint(self._run, facts, files(), read=partial(read_own, self._run.run_id))
         except StorageError as error:
             self._schedule.failed(self._clock(), self._clock() - started)
             self._not_saved(index, str(error))

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from esper.leyline import RunBusy, StorageError, record
-from esper.leyline.files import TEMP_PREFIX, free_bytes, sync_directory, write_new
-from esper.leyline.rundir import CHECKPOINTS_DIR, LOCK_FILE
+from esper.leyline.files import TEMP_PREFIX, free_bytes, open_regular, sync_directory, write_new
+from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_DIR, LOCK_FILE, METRICS_DIR
 from esper.nissa import new_run_id
 
 SPARE_CHECKPOINTS = 3
@@ -49,8 +49,9 @@ class RunDir:
 
         Raises:
             RunBusy: Another process holds it.
+            OSError: The lock is a link or no file, or cannot be opened.
         """
-        descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = open_regular(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,6 +138,9 @@ def open_run(path: str | Path) -> RunDir:
         )
     if run.path.parent.name == CHECKPOINTS_DIR:
         raise ValueError(f"{path} is inside a run. Expected the run directory itself: {run.path.parent.parent}")
+    for folder in (run.path, *(run.path / name for name in (CHECKPOINTS_DIR, EVENTS_DIR, METRICS_DIR))):
+        if folder.is_symlink():  # what is written or removed there would be somebody else's
+            raise ValueError(f"{folder} is a link. Expected a run directory with folders of its own; name the real one")
     if not run.checkpoints.is_dir():
         raise ValueError(f"{path} is not a run directory: it has no folder {CHECKPOINTS_DIR}")
     return run

@@ -17,7 +17,7 @@ from esper.simic.agent.agent_files import FACTS_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import SimicClient
 from esper.simic.rewards import Calibration
-from esper.simic.run.checkpoint import load_checkpoint, newest_valid
+from esper.simic.run.checkpoint import LoadedCheckpoint, load_checkpoint, newest_valid
 from esper.simic.run.run_dir import open_run
 from esper.simic.training.config import LEARNED, TrainingConfig, config_from_json
 
@@ -78,6 +78,20 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
         )
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise ModelFileError(f"{STATE_FILE}: not the state of a training run of this release ({error})") from error
+
+
+def read_own(run_id: str, found: LoadedCheckpoint) -> RunState:
+    """The same, of a checkpoint that has to be one of this run.
+
+    Raises:
+        ModelFileError: It is of another run or round, or `read_run_files` refuses it.
+    """
+    if found.facts.run_id != run_id:
+        raise ModelFileError(f"it is of run {found.facts.run_id}; expected a round of {run_id}")
+    state = read_run_files(found.files)
+    if len(state.history) != found.facts.index:
+        raise ModelFileError(f"{STATE_FILE} is of round {len(state.history)}; expected {found.facts.index}")
+    return state
 
 
 # ---- the policy alone

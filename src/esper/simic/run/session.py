@@ -9,13 +9,13 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from esper.leyline import (
     BatchSummary,
     ExitCode,
-    ModelFileError,
     RunBusy,
     RunEnded,
     Severity,
@@ -30,7 +30,7 @@ from esper.simic.run.checkpoint import LoadedCheckpoint, Rejection, checkpoint_f
 from esper.simic.run.checkpoint_schedule import FLUSH_TIMEOUT_S, CheckpointWriter
 from esper.simic.run.environment import identity, identity_differences
 from esper.simic.run.run_dir import RunDir, create_run, open_run
-from esper.simic.run.run_state import RunState, read_run_files
+from esper.simic.run.run_state import RunState, read_own
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.vectorized_trainer import StopRequest, VectorizedPPOTrainer
 from esper.tolaria.worker import StepCancelled
@@ -108,7 +108,7 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
         CheckpointError: No checkpoint is valid.
     """
     run = open_run(path)
-    checkpoint, saved, rejected = newest_valid(run, lambda found: _read_own(run, found))
+    checkpoint, saved, rejected = newest_valid(run, partial(read_own, run.run_id))
     for one in rejected:
         complain(f"{one.name} rejected: {one.reason}. Using {checkpoint.path.name}")
     config = with_overrides(saved.config, changes)
@@ -121,13 +121,6 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
     if config.rounds < done:
         raise ValueError(f"{run.run_id} has done {done} rounds already, got --rounds {config.rounds}")
     return RunStart(run=run, config=config, saved=saved, checkpoint=checkpoint, rejected=rejected)
-
-
-def _read_own(run: RunDir, found: LoadedCheckpoint) -> RunState:
-    """Refuses a checkpoint that is valid but not of this run."""
-    if found.facts.run_id != run.run_id:
-        raise ModelFileError(f"it is of run {found.facts.run_id}; expected a round of {run.run_id}")
-    return read_run_files(found.files)
 
 
 def check_still_newest(start: RunStart) -> None:
