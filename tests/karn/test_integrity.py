@@ -94,6 +94,19 @@ def stranger(run: Path) -> None:
     path.write_bytes(path.read_bytes().replace(RUN_ID.encode(), b"20260101-000000-ffffff"))
 
 
+def superseded(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Changes the last event of the first attempt, which the second one wrote again, and makes the checksum fit."""
+
+    def change(run: Path) -> None:
+        path = run / FIRST
+        head, found, tail = path.read_bytes().rpartition(old)
+        assert found
+        path.write_bytes(head + new + tail)
+        seal(run)
+
+    return change
+
+
 BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (flip_bit, "a000-s0.jsonl: sha256 mismatch"),
     (cut_file, "a000-s0.jsonl: sha256 mismatch"),
@@ -107,6 +120,12 @@ BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (repeat_line, r"a001-s\d+.jsonl at byte \d+: seq \d+ comes twice or too late"),
     (drop_end, "no end marker"),
     (other_attempt, r"a001-s\d+.jsonl at byte \d+: attempt 7 in the file of attempt 1"),
+    (
+        superseded(b'"group": "main"', b'"group": "pilot"'),
+        r"a000-s0.jsonl at byte \d+: run .* of group pilot in the log",
+    ),
+    (superseded(RUN_ID.encode(), b"other"), r"a000-s0.jsonl at byte \d+: run other of group main in the log of"),
+    (superseded(b'"attempt": 0', b'"attempt": 9'), r"a000-s0.jsonl at byte \d+: attempt 9 in the file of attempt 0"),
     (stranger, r"run 20260101-000000-ffffff of group main in the log of"),
 ]
 

@@ -48,7 +48,7 @@ def test_every_example_runs(query: str, tmp_path: Path) -> None:
 
     every_type(tmp_path)
     with RunDatabase([tmp_path]) as database:
-        assert database.ask(query, limit=10, timeout_s=30.0).columns
+        assert database.ask(query, limit=10).columns
 
 
 def test_there_are_examples() -> None:

@@ -37,7 +37,7 @@ def database(run: Path) -> Iterator[RunDatabase]:
 
 
 def one(database: RunDatabase, text: str) -> tuple[object, ...]:
-    (row,) = database.ask(text, limit=2, timeout_s=30.0).rows
+    (row,) = database.ask(text, limit=2).rows
     return row
 
 
@@ -96,7 +96,7 @@ def test_slots_agree_with_the_moves_of_their_seeds(database: RunDatabase, run: P
         "(select to_stage from seed_history h where h.seed_id = s.seed_id and h.seq < s.seq "
         "order by h.seq desc limit 1) as moved_to from slots s where seed_id is not null"
     )
-    rows = database.ask(last, limit=1000, timeout_s=30.0).rows
+    rows = database.ask(last, limit=1000).rows
     assert rows
     assert [row for row in rows if row[3] != row[4]] == []
     assert len(read_history(replay(run)).seeds) == one(database, "select count(*) from seeds")[0]

@@ -189,10 +189,6 @@ def _tables(run: Path, scratch: Path, without: TelemetryEventType | None = None)
         kept = [line for line in lines if without is None or json.loads(line)["type"] != without.value]
         path.write_bytes(b"".join(kept))
     with RunDatabase([copy]) as database:
-        tables = {
-            name: database.ask(f"select * from {name}", limit=10_000, timeout_s=60.0).rows
-            for name in VIEWS
-            if name != "events"
-        }
+        tables = {name: database.ask(f"select * from {name}", limit=10_000).rows for name in VIEWS if name != "events"}
     shutil.rmtree(copy)
     return {name: repr(rows) for name, rows in tables.items()}

@@ -43,6 +43,17 @@ def test_json_tells_not_measured_from_not_finite(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out) == [{"val_loss": "nan", "train_loss": None, "l": ["nan"]}]
 
 
+@pytest.mark.parametrize(("format", "told"), [("csv", "a,a_1\n1,2\n"), ("table", "a  a_1\n1    2\n")])
+def test_columns_of_one_name_are_numbered(
+    format: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path, rounds=1)
+    main(["query", str(tmp_path), "select 1 a, 2 a", "--format", format])
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == told.splitlines()
+    main(["query", str(tmp_path), "select 1 a, 2 a", "--format", "json"])
+    assert json.loads(capsys.readouterr().out) == [{"a": 1, "a_1": 2}]
+
+
 def test_cut_rows_are_told_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, rounds=3)
     main(["query", str(tmp_path), "select round from rounds", "--limit", "2", "--format", "csv"])
@@ -88,7 +99,7 @@ def test_a_table_wider_than_the_terminal_is_printed_row_by_row_and_whole(tmp_pat
     first, second = told.index("row 1"), told.index("row 2")
     pairs = [line.split() for line in told[first + 1 : second]]
     with RunDatabase([tmp_path]) as database:
-        assert [pair[0] for pair in pairs] == [*database.ask("from rounds", limit=1, timeout_s=30.0).columns]
+        assert [pair[0] for pair in pairs] == [*database.ask("from rounds", limit=1).columns]
     assert ["run", RUN_ID] in pairs
     assert ["num_env_steps_total", "6"] in pairs
     assert not any("…" in line for line in told)

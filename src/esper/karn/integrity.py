@@ -103,7 +103,9 @@ class _Scan:
             end = line.offset + len(line.text)
             if isinstance(line.item, BadLine):
                 self.bad.append(line.item)
-            elif line.superseded:
+                continue
+            self._check_owner(file, line.offset, line.item)
+            if line.superseded:
                 self.num_superseded += 1
             else:
                 self._take(file, line.offset, line.item)
@@ -111,7 +113,8 @@ class _Scan:
                     self.sink(line.item, line.text)
         self.torn_tail_bytes += file.path.stat().st_size - end
 
-    def _take(self, file: EventFile, offset: int, event: LoggedEvent) -> None:
+    def _check_owner(self, file: EventFile, offset: int, event: LoggedEvent) -> None:
+        """Every event must be of this run, group and attempt, also those that a later attempt wrote again."""
         place = f"{file.name} at byte {offset}"
         self.run = self.run or event.run
         self.group = self.group or event.group
@@ -119,8 +122,10 @@ class _Scan:
             self.other.append(f"{place}: run {event.run} of group {event.group} in the log of {self.run}")
         if event.attempt != file.attempt:
             self.other.append(f"{place}: attempt {event.attempt} in the file of attempt {file.attempt}")
+
+    def _take(self, file: EventFile, offset: int, event: LoggedEvent) -> None:
         if event.seq < self._next_seq:
-            self.other.append(f"{place}: seq {event.seq} comes twice or too late")
+            self.other.append(f"{file.name} at byte {offset}: seq {event.seq} comes twice or too late")
         elif event.seq > self._next_seq:
             self.gaps.append(range(self._next_seq, event.seq))
         self._next_seq = max(self._next_seq, event.seq + 1)

@@ -3,7 +3,7 @@
 The log is read by the same code as everywhere else, so torn lines, damage and attempts are settled before SQL sees
 anything. A query cannot write or read elsewhere, for four reasons of which none relies on another: only a single
 statement that the parser calls a SELECT is run, it is run in a transaction that may only read, access to files is
-switched off, and the settings are locked.
+switched off, and the settings are locked. What ends a query that takes too long or too much is in `sql_process`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -32,6 +32,7 @@ LOG_COPIES = 4
 """How often the log may be held: as it is, and in parts that are sorted and turned into columns."""
 TIME_ZONES = "a time with a time zone cannot be shown; write to_timestamp(wall)::timestamp, which is local time"
 """DuckDB would need another library for it, and fails with a traceback."""
+TOO_MUCH_MEMORY = "the query needs more memory than it may use and was stopped; ask for fewer rows, columns or runs"
 _NONFINITE = b'"nonfinite"'
 _ERRNO = re.compile(r'"errno":"(\d+)"')
 """DuckDB gives the number of an error only inside its text."""
@@ -42,6 +43,7 @@ class Answer:
     """The rows of a query."""
 
     columns: tuple[str, ...]
+    """No name comes twice: of `a, a` the second is `a_1`."""
     rows: tuple[tuple[Any, ...], ...]
     truncated: bool
     """True if there were more rows than were asked for."""
@@ -61,35 +63,28 @@ class RunDatabase:
     def __exit__(self, *error: object) -> None:
         self._connection.close()
 
-    def ask(self, text: str, *, limit: int, timeout_s: float) -> Answer:
+    def ask(self, text: str, *, limit: int) -> Answer:
         """Runs one SELECT.
 
         Raises:
-            ValueError: It is no single SELECT, it is wrong, or it needs too much time or memory.
+            ValueError: It is no single SELECT, it is wrong, or it needs too much memory.
         """
         import duckdb
 
         statement = self._only_select(text)
-        timer = threading.Timer(timeout_s, self._connection.interrupt)
         # A SELECT can write: WITH takes an INSERT or DELETE that returns its rows.
         self._connection.execute("BEGIN TRANSACTION READ ONLY")
-        timer.start()
         try:
             cursor = self._connection.execute(statement)
             rows = cursor.fetchmany(limit + 1)
-            columns = tuple(column[0] for column in cursor.description or ())
-        except duckdb.InterruptException:
-            raise ValueError(f"the query took longer than {timeout_s:g} s and was stopped; raise --timeout") from None
-        except duckdb.OutOfMemoryException:
-            raise ValueError(
-                "the query needs more memory than it may use and was stopped; ask for fewer rows, columns or runs"
-            ) from None
+            columns = _numbered(column[0] for column in cursor.description or ())
+        except (duckdb.OutOfMemoryException, MemoryError):
+            raise ValueError(TOO_MUCH_MEMORY) from None
         except duckdb.TransactionException as error:
-            raise ValueError(f"runs can be asked, not changed: {error}") from None
+            raise ValueError(f"runs can be asked, not changed: {_one_line(error)}") from None
         except duckdb.Error as error:
-            raise ValueError(TIME_ZONES if "pytz" in str(error) else str(error)) from None
+            raise ValueError(TIME_ZONES if "pytz" in str(error) else _one_line(error)) from None
         finally:
-            timer.cancel()
             self._connection.execute("ROLLBACK")
         return Answer(columns=columns, rows=tuple(rows[:limit]), truncated=len(rows) > limit)
 
@@ -99,11 +94,25 @@ class RunDatabase:
         try:
             statements = self._connection.extract_statements(text)
         except duckdb.Error as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(_one_line(error)) from None
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise ValueError(f"expected one SELECT, got {kinds}. Runs can be asked, not changed")
         return statements[0]
+
+
+def _numbered(names: Iterable[str]) -> tuple[str, ...]:
+    given = tuple(names)
+    taken: dict[str, None] = {}
+    for name in given:
+        free = (f"{name}_{number}" for number in count(1))
+        taken[name if name not in taken else next(new for new in free if new not in taken and new not in given)] = None
+    return tuple(taken)
+
+
+def _one_line(error: Exception) -> str:
+    """DuckDB draws an arrow below the place; the words before it name it as well."""
+    return " ".join(word for word in str(error).split() if word != "^")
 
 
 def write_parquet(run_dir: Path, folder: Path) -> tuple[int, Integrity]:
@@ -140,7 +149,7 @@ def _open_tables(run_dirs: Sequence[Path]) -> tuple[duckdb.DuckDBPyConnection, d
     except ImportError:
         raise ImportError("tables of runs need DuckDB: pip install 'esper[runs]'") from None
     # Without a place to spill, a query that needs more memory than it may use fails instead of filling a disk.
-    memory = f"{MEMORY_BYTES + LOG_COPIES * sum(map(_log_bytes, run_dirs))}B"
+    memory = f"{MEMORY_BYTES + LOG_COPIES * sum(map(log_bytes, run_dirs))}B"
     connection = duckdb.connect(":memory:", config={"temp_directory": "", "memory_limit": memory})
     connection.execute("CREATE TABLE lines (type VARCHAR, line VARCHAR)")
     runs = {run_dir: _load(connection, run_dir) for run_dir in run_dirs}
@@ -163,7 +172,8 @@ def _refuse_copies(runs: Mapping[Path, Integrity]) -> None:
             )
 
 
-def _log_bytes(run_dir: Path) -> int:
+def log_bytes(run_dir: Path) -> int:
+    """The size of a run's log."""
     return sum(file.path.stat().st_size for file in event_files(run_dir))
 
 

@@ -45,18 +45,17 @@ def query_command(
     Example: esper query runs/ "select blueprint, num_fossilized, mean_contribution_pp from blueprint_yield"
     """
     from esper.karn.replay import find_runs
-    from esper.karn.sql import RunDatabase
+    from esper.karn.sql_process import ask_runs
 
     if not 1 <= limit <= _MAX_ROWS:
         raise ValueError(f"--limit must be from 1 to {_MAX_ROWS}, got {limit}")
     if not 0 < timeout <= _MAX_TIMEOUT_S:
         raise ValueError(f"--timeout must be above 0 and at most {_MAX_TIMEOUT_S:.0f} seconds, got {timeout:g}")
-    with RunDatabase(find_runs(runs)) as database:
-        answer = database.ask(sql, limit=limit, timeout_s=timeout)
+    answer, found = ask_runs(find_runs(runs), sql, limit=limit, timeout_s=timeout)
     {"table": _print_table, "csv": _print_csv, "json": _print_json}[format](answer)
     if answer.truncated:
         print_stderr(f"only the first {limit} rows; --limit gives more")
-    warn_if_not_whole(database.runs)
+    warn_if_not_whole(found)
 
 
 def _print_table(answer: Answer) -> None:
