@@ -82,7 +82,7 @@ def measure(config: TrainingConfig, level: str) -> dict[str, Any]:
     from esper.simic.training.vectorized_trainer import NeverStop
 
     with TemporaryDirectory(prefix="esper-") as folder:
-        telemetry = TelemetryConfig(level=TelemetryLevel[level.upper()], escalate_on_anomaly=False)
+        telemetry = TelemetryConfig(level=TelemetryLevel[level.upper()], escalation_epochs=0)
         with TelemetryHub(Path(folder), run_id="bench") as hub:
             with open_trainer(config, partial(RunRecorder, hub, telemetry), NeverStop(), sink=hub) as trainer:
                 started = time.thread_time()

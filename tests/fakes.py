@@ -59,7 +59,7 @@ def germinate(slot: str, blueprint: str, blend: str = "linear_fast", env_id: int
 
 
 def act_on(op: LifecycleOp, slot: str, env_id: int = 0) -> ActionSpec:
-    return ActionSpec(env_id=env_id, op=op, slot=slot, blueprint=None, blend=None)
+    return ActionSpec(env_id=env_id, op=op, slot=slot)
 
 
 def legal_specs(masks: ActionMasks, layout: HostLayout, env_id: int = 0) -> list[ActionSpec]:

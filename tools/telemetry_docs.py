@@ -40,10 +40,10 @@ def fields_table() -> str:
 
 
 def field_docs(record: type) -> dict[str, str]:
-    """What the source says about each field of a record, in the text right below it."""
+    """What the source says about each field of a record, in the text right below it; first those of its bases."""
+    found = {name: words for base in record.__bases__ if is_dataclass(base) for name, words in field_docs(base).items()}
     (body,) = ast.parse(inspect.getsource(record)).body
     assert isinstance(body, ast.ClassDef)
-    found = {}
     for field, below in pairwise(body.body):
         if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             assert isinstance(field.target, ast.Name)

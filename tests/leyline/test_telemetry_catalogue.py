@@ -96,7 +96,7 @@ def test_ids_are_filled_in_and_never_overwritten() -> None:
 
 
 def test_the_envelope_has_its_keys_in_order() -> None:
-    names = "v run attempt seq wall mono type severity round episode env epoch group data"
+    names = "type severity round episode env epoch v run attempt seq wall mono group data"
     assert [f.name for f in fields(LoggedEvent)] == names.split()
 
 

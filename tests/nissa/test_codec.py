@@ -35,7 +35,7 @@ def test_every_payload_comes_back(
 
 
 def test_keys_are_in_the_order_of_the_envelope() -> None:
-    keys = "v run attempt seq wall mono type severity round episode env epoch group data"
+    keys = "type severity round episode env epoch v run attempt seq wall mono group data"
     assert list(json.loads(encode(logged(trend())))) == keys.split()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from esper.leyline.rundir import STATUS_FILE
 from esper.nissa import heartbeat
-from esper.nissa.heartbeat import Heartbeat
+from esper.nissa.heartbeat import HeartbeatWriter
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
         monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: 0.0))
 
 
-def written(heart: Heartbeat, run_dir: Path) -> dict[str, object]:
+def written(heart: HeartbeatWriter, run_dir: Path) -> dict[str, object]:
     heart.beat(last_seq=0, dropped={}, num_held=0, error=None)
     status: dict[str, object] = json.loads((run_dir / STATUS_FILE).read_bytes())
     return status
@@ -30,7 +30,7 @@ def written(heart: Heartbeat, run_dir: Path) -> dict[str, object]:
 
 def test_silence_counts_from_the_last_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    heart = Heartbeat(tmp_path, run_id="r", attempt=0, every_s=0.0)
+    heart = HeartbeatWriter(tmp_path, run_id="r", attempt=0, every_s=0.0)
     clock.now_s += 2.0
     assert written(heart, tmp_path)["silence_s"] == 2.0, "of a run that has not begun"
     heart.progress("play", 0, 0)
@@ -46,7 +46,7 @@ def test_silence_counts_from_the_last_progress(tmp_path: Path, monkeypatch: pyte
 
 def test_the_usual_time_of_an_epoch_is_that_between_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    heart = Heartbeat(tmp_path, run_id="r", attempt=0, every_s=0.0)
+    heart = HeartbeatWriter(tmp_path, run_id="r", attempt=0, every_s=0.0)
     heart.progress("play", 0, 0)
     assert written(heart, tmp_path)["median_epoch_s"] is None
     for epoch, took_s in enumerate((4.0, 2.0, 64.0)):
@@ -59,7 +59,7 @@ def test_the_status_is_written_once_per_interval_and_once_more_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    heart = Heartbeat(tmp_path, run_id="r", attempt=0, every_s=1.0)
+    heart = HeartbeatWriter(tmp_path, run_id="r", attempt=0, every_s=1.0)
     seen = []
     for seq in range(5):
         heart.beat(last_seq=seq, dropped={}, num_held=0, error=None)

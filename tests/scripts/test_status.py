@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from esper.leyline import Severity
-from esper.nissa.heartbeat import Heartbeat
+from esper.nissa.heartbeat import HeartbeatWriter
 from esper.scripts import status
 from esper.scripts.cli import main
 from esper.scripts.status import FOLLOW_INTERVAL_S
@@ -113,7 +113,7 @@ def test_a_terminal_that_lacks_characters_gets_their_numbers(tmp_path: Path) -> 
 def test_following_tells_each_change_once_until_the_end(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
-    pulse = Heartbeat(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
+    pulse = HeartbeatWriter(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
     pulse.beat(last_seq=0, dropped={}, num_held=0, error=None)
     command = [sys.executable, "-m", "esper.scripts.cli", "status", "--follow", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
@@ -133,7 +133,7 @@ def test_following_tells_each_change_once_until_the_end(tmp_path: Path) -> None:
 def test_following_in_a_pipe_does_not_tell_that_events_came(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
-    pulse = Heartbeat(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
+    pulse = HeartbeatWriter(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
     pulse.beat(last_seq=0, dropped={}, num_held=0, error=None)
     command = [sys.executable, "-m", "esper.scripts.cli", "status", "--follow", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
@@ -176,7 +176,7 @@ def test_following_waits_for_a_process_that_shows_itself(
         """Time in which the process comes to life, and then writes its log."""
         sleeps.append(seconds)
         if len(sleeps) == 1:
-            Heartbeat(tmp_path, run_id="a", attempt=0, every_s=0.0).beat(
+            HeartbeatWriter(tmp_path, run_id="a", attempt=0, every_s=0.0).beat(
                 last_seq=-1, dropped={}, num_held=0, error=None
             )
             monkeypatch.setattr(status.time, "monotonic", lambda: 1e9)  # longer than any patience
@@ -239,7 +239,7 @@ def test_advice_names_the_run_that_was_asked_about(
 def test_following_on_a_terminal_redraws_until_the_run_is_over(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
-    pulse = Heartbeat(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
+    pulse = HeartbeatWriter(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
     pulse.beat(last_seq=0, dropped={}, num_held=0, error=None)
     ours, theirs = open_screen(80, rows=50)
     running = start(["status", "--follow", tmp_path], theirs)

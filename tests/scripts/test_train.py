@@ -289,6 +289,6 @@ def test_a_run_has_the_group_and_the_patience_it_was_given(tmp_path, monkeypatch
     monkeypatch.setattr(vectorized, "open_hub", note)
     train(*SMOKE, "--runs", tmp_path, "--run-id", "a", "--group", "wide", "--escalation-epochs", "0")
     train(*SMOKE, "--runs", tmp_path, "--run-id", "b", "--escalation-epochs", "3")
-    assert [(config.escalate_on_anomaly, config.escalation_epochs) for config in configs] == [(False, 1), (True, 3)]
+    assert [config.escalation_epochs for config in configs] == [0, 3]
     groups = [json.loads(log_path(tmp_path / run).read_text().splitlines()[0])["group"] for run in ("a", "b")]
     assert groups == ["wide", "main"]

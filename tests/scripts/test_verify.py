@@ -11,7 +11,7 @@ import pytest
 from esper.karn.replay import replay
 from esper.leyline import Severity, make_event
 from esper.leyline.rundir import event_files
-from esper.nissa.heartbeat import Heartbeat
+from esper.nissa.heartbeat import HeartbeatWriter
 from esper.scripts.cli import main
 from tests.karn.logs import PAYLOADS, T, ended, ids_of, read_view, started
 from tests.nissa.events import open_hub
@@ -84,7 +84,7 @@ def flip(path: Path, word: bytes = b"digits_mlp") -> None:
 
 def test_a_run_that_goes_on_is_said_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_attempt(tmp_path, finish=False)
-    pulse = Heartbeat(tmp_path, run_id="a", attempt=0, every_s=0.0)
+    pulse = HeartbeatWriter(tmp_path, run_id="a", attempt=0, every_s=0.0)
     pulse.beat(last_seq=20, dropped={}, num_held=0, error=None)
     assert verify(str(tmp_path)) == 1
     assert f"still running: process {os.getpid()}" in capsys.readouterr().out

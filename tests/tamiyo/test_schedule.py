@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -87,9 +88,6 @@ def test_equal_schedules_have_equal_hashes() -> None:
         ([plant(0, slot="r9c9")], "unknown slot 'r9c9'"),
         ([plant(0, blueprint="ghost")], "unknown blueprint 'ghost'"),
         ([plant(0, blend="ghost")], "unknown blend 'ghost'"),
-        ([ScheduleEntry(epoch=0, op=LifecycleOp.WAIT, slot="r0c0")], "waiting needs no entry"),
-        ([ScheduleEntry(epoch=0, op=LifecycleOp.GERMINATE, slot="r0c0")], "takes slot, blueprint, blend"),
-        ([plant(0), replace(op(1, ADVANCE), blend="linear")], "ADVANCE takes slot"),
         ([op(0, ADVANCE)], "only have reached DORMANT"),
         ([plant(0), plant(1)], "only have reached TRAINING"),
         ([plant(0), op(5, FOSSILIZE)], "only have reached TRAINING"),
@@ -99,6 +97,19 @@ def test_equal_schedules_have_equal_hashes() -> None:
 def test_what_can_never_be_legal_is_refused_before_the_start(entries: list[ScheduleEntry], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         play(entries)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"op": LifecycleOp.WAIT}, "WAIT takes no slot, got 'r0c0'"),
+        ({"op": LifecycleOp.GERMINATE}, "GERMINATE needs blueprint, got None"),
+        ({"op": ADVANCE, "blend": "linear"}, "ADVANCE takes no blend, got 'linear'"),
+    ],
+)
+def test_an_entry_has_the_heads_of_its_op(what: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScheduleEntry(epoch=0, slot="r0c0", **what)
 
 
 def test_a_blueprint_that_does_not_fit_its_slot_is_refused() -> None:

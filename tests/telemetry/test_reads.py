@@ -51,7 +51,7 @@ def reads_of_a_round(num_envs, level):
         for part, (kind, name) in PARTS.items():
             patch.setattr(kind, name, entering(part, getattr(kind, name)))
         run = replace(TINY, rounds=1, envs=num_envs, episode_length=STEPS)
-        run_with(Hub(), run, level, escalate_on_anomaly=False)
+        run_with(Hub(), run, level, escalation_epochs=0)
     return found
 
 

@@ -206,7 +206,7 @@ def test_env_events_come_in_env_order_within_a_step(logged):
 
 def test_a_closer_look_describes_gradients_observations_and_all_probabilities(tmp_path):
     with open_log(tmp_path, strict=True) as hub:
-        run_with(hub, RUN, TelemetryLevel.DEBUG, escalate_on_anomaly=False)
+        run_with(hub, RUN, TelemetryLevel.DEBUG, escalation_epochs=0)
     for event in events_of(tmp_path, "EPOCH_COMPLETED"):
         data = event["data"]
         layers = {layer["name"]: layer["norm"] for layer in data["debug"]}
@@ -233,7 +233,7 @@ def test_gradients_are_told_as_they_were_before_clipping(tmp_path):
     """Clipped ones would never look large. With one minibatch, the layers' norms are those of the whole update."""
     clipped = replace(RUN, ppo_epochs=1, minibatches=1, max_grad_norm=1e-3)
     with open_log(tmp_path, strict=True) as hub:
-        run_with(hub, clipped, TelemetryLevel.DEBUG, escalate_on_anomaly=False)
+        run_with(hub, clipped, TelemetryLevel.DEBUG, escalation_epochs=0)
     for event in events_of(tmp_path, "PPO_UPDATE_COMPLETED"):
         whole = math.sqrt(sum(layer["norm"] ** 2 for layer in event["data"]["layers"]))
         assert whole == pytest.approx(event["data"]["gradient_stats"]["grad_norm"], rel=1e-4)
@@ -290,7 +290,7 @@ def test_every_level_tells_what_it_promises(tmp_path):
     for level in (TelemetryLevel.MINIMAL, TelemetryLevel.DEBUG):
         folder = tmp_path / level.name
         with open_log(folder, strict=True) as hub:
-            run_with(hub, RUN, level, escalate_on_anomaly=False)
+            run_with(hub, RUN, level, escalation_epochs=0)
         told = {TelemetryEventType(event["type"]) for event in events_of(folder)}
         assert all(EVENTS[kind].level <= level for kind in told)
         layers = [event["data"]["layers"] for event in events_of(folder, "PPO_UPDATE_COMPLETED")]

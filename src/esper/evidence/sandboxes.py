@@ -210,7 +210,7 @@ def _germinate(report: EpochReport, slot: str, blueprint: str) -> ActionSpec:
 
 
 def _act(report: EpochReport, op: LifecycleOp, slot: str) -> ActionSpec:
-    return ActionSpec(env_id=report.env_id, op=op, slot=slot, blueprint=None, blend=None)
+    return ActionSpec(env_id=report.env_id, op=op, slot=slot)
 
 
 def _first_legal(report: EpochReport, masks: ActionMasks, *ops: LifecycleOp) -> ActionSpec:

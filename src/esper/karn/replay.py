@@ -128,7 +128,7 @@ def replay(run_dir: Path) -> Iterator[LogItem]:
 
 
 @record
-class Batch:
+class NewItems:
     """What a look at a growing log brought."""
 
     restarted: bool
@@ -145,7 +145,7 @@ class Follower:
         self._offsets: dict[int, int] = {}
         """Where each attempt was read to."""
 
-    def poll(self) -> Batch:
+    def poll(self) -> NewItems:
         """Everything that was written since the last call."""
         files = event_files(self.run_dir)
         restarted = bool(self._files) and files != self._files
@@ -158,4 +158,4 @@ class Follower:
                 self._offsets[file.attempt] = line.offset + len(line.text)
                 if not line.superseded:
                     items.append(line.item)
-        return Batch(restarted=restarted, items=tuple(items))
+        return NewItems(restarted=restarted, items=tuple(items))

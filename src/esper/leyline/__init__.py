@@ -9,8 +9,9 @@ from esper.leyline.coalitions import (
     coalition_mask, coalitions_to_measure, contribution, full_coalition, interaction, interaction_sum, shapley, solo
 )
 from esper.leyline.env_payloads import (
-    ActionTaken, CoalitionMeasured, CoalitionRow, EpisodeCompleted, EpochCompleted, GateEvaluated, GovernorStateChanged,
-    HeadDecision, RewardHackingSuspected, SeedEnded, SeedGerminated, SeedStageChanged, SeenByPolicy, SlotState
+    ActionTaken, CoalitionMeasured, CoalitionRow, EpisodeCompleted, EpochCompleted, EpochScores, GateEvaluated,
+    GovernorStateChanged, HeadDecision, RewardHackingSuspected, SeedEnded, SeedGerminated, SeedStageChanged,
+    SeenByPolicy, SlotState
 )
 from esper.leyline.errors import (
     CheckpointError, DataDamaged, DataNotFound, ExitCode, GerminationError, IllegalOperation, ModelFileError,
@@ -22,14 +23,15 @@ from esper.leyline.gates import (
 )
 from esper.leyline.optim import FINAL_LR_FACTOR, SCHEDULES, OptimSpec, lr_factor
 from esper.leyline.policy_payloads import (
-    AnomalyDebug, AnomalyDetected, GradientStats, GradState, HeadEntropies, HeadUpdate, LayerGradientStats, LayerHealth,
-    LSTMHealth, NumericalStability, ObservationHealth, PPOUpdateCompleted
+    AlarmChange, AnomalyDebug, AnomalyDetected, GradientStats, GradState, HeadEntropies, HeadUpdate, LayerGradientStats,
+    LayerHealth, LSTMHealth, NumericalStability, ObservationHealth, PPOUpdateCompleted
 )
 from esper.leyline.protocols import EventSink, PolicyProtocol, RewardProtocol, Worker
 from esper.leyline.record import record
 from esper.leyline.records import (
-    PROTOCOL_VERSION, ActionExecutionResult, ActionMasks, ActionOutcome, ActionSpec, CoalitionTable, EnvSnapshot,
-    EpisodeSeed, EpochReport, GovernorState, GradientEvidence, RollbackReason, StepResult, TrainingSignals, wait
+    PROTOCOL_VERSION, Action, ActionExecutionResult, ActionMasks, ActionOutcome, ActionSpec, CoalitionTable,
+    EnvSnapshot, EpisodeSeed, EpochReport, GovernorState, GradientEvidence, RollbackReason, StepResult,
+    TrainingSignals, wait
 )
 from esper.leyline.rng import derive_seed
 from esper.leyline.run_payloads import (

@@ -73,8 +73,8 @@ class SlotState:
 
 
 @record
-class EpochCompleted:
-    """One point of a learning curve, and the state of every seed."""
+class EpochScores:
+    """How well a host does after an epoch. Training fields are None for the untrained host, also after a rollback."""
 
     train_loss: float | None = None
     """Mean over the epoch; None after a rollback to the untrained host."""
@@ -84,6 +84,12 @@ class EpochCompleted:
     """On the validation split, with all blended seeds, after the epoch."""
     val_accuracy_pct: float
     """The same for the accuracy."""
+
+
+@record
+class EpochCompleted(EpochScores):
+    """One point of a learning curve, and the state of every seed."""
+
     committed_accuracy_pct: float | None = None
     """The same of the host with its fossils only; None where that coalition was not measured."""
     params_total: int

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from esper.leyline.actions import LifecycleOp, heads_used_by
+from esper.leyline.env_payloads import EpochScores
 from esper.leyline.policy_payloads import LayerGradientStats
 from esper.leyline.record import record
 from esper.leyline.slots import SlotReport
@@ -28,14 +29,17 @@ class EpisodeSeed:
 
 
 @record
-class ActionSpec:
-    """One decision for one env. Heads that the op does not use are None."""
+class Action:
+    """One choice of every head. Heads that the op does not use are None.
 
-    env_id: int
+    Raises:
+        ValueError: A head that the op needs is None, or one that it does not use is given.
+    """
+
     op: LifecycleOp
-    slot: str | None
-    blueprint: str | None
-    blend: str | None
+    slot: str | None = None
+    blueprint: str | None = None
+    blend: str | None = None
 
     def __post_init__(self) -> None:
         used = heads_used_by(self.op)
@@ -46,9 +50,16 @@ class ActionSpec:
                 raise ValueError(f"{self.op.name} {need} {head}, got {getattr(self, head)!r}")
 
 
+@record
+class ActionSpec(Action):
+    """One decision for one env."""
+
+    env_id: int
+
+
 def wait(env_id: int) -> ActionSpec:
     """The spec that does nothing."""
-    return ActionSpec(env_id=env_id, op=LifecycleOp.WAIT, slot=None, blueprint=None, blend=None)
+    return ActionSpec(env_id=env_id, op=LifecycleOp.WAIT)
 
 
 @record
@@ -112,16 +123,12 @@ class RollbackReason(str, Enum):
 
 
 @record
-class EpochReport:
+class EpochReport(EpochScores):
     """One env after one epoch, or after reset (epoch None, nothing trained)."""
 
     env_id: int
     episode: int
     epoch: int | None
-    train_loss: float | None
-    train_accuracy_pct: float | None
-    val_loss: float
-    val_accuracy_pct: float
     committed_accuracy_pct: float | None
     committed_loss: float | None
     coalitions: CoalitionTable

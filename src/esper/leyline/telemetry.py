@@ -78,8 +78,8 @@ class Severity(str, Enum):
 
 
 @record
-class TelemetryEvent:
-    """What a producer knows about an event. The hub adds run, attempt, sequence number and times."""
+class EventHead:
+    """What an event is about."""
 
     type: TelemetryEventType
     severity: Severity
@@ -87,6 +87,12 @@ class TelemetryEvent:
     episode: int | None
     env: int | None
     epoch: int | None
+
+
+@record
+class TelemetryEvent(EventHead):
+    """What a producer knows about an event. The hub adds run, attempt, sequence number and times."""
+
     data: object
     """The payload: one frozen record per event type."""
 
@@ -174,7 +180,7 @@ SCOPE_IDS: dict[Scope, tuple[tuple[bool, ...], ...]] = {
 
 
 @record
-class LoggedEvent:
+class LoggedEvent(EventHead):
     """One line of the log: an event with everything the hub adds. Field order is the order of keys in the file."""
 
     v: int
@@ -187,12 +193,6 @@ class LoggedEvent:
     """Unix seconds when the event was accepted. For people and joins across runs, never for durations."""
     mono: float
     """Seconds since this attempt began. Comparable only within one attempt."""
-    type: TelemetryEventType
-    severity: Severity
-    round: int | None
-    episode: int | None
-    env: int | None
-    epoch: int | None
     group: str
     """The cohort of the run. One run directory holds one group."""
     data: object

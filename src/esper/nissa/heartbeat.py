@@ -19,7 +19,7 @@ from esper.leyline.rundir import STATUS_FILE, RunStatus, process_started_s
 REMEMBERED_EPOCHS = 20
 
 
-class Heartbeat:
+class HeartbeatWriter:
     """Remembers where training is and writes it down now and then."""
 
     def __init__(self, run_dir: Path, *, run_id: str, attempt: int, every_s: float) -> None:

@@ -29,7 +29,7 @@ from esper.leyline import (
     record,
 )
 from esper.nissa.backends import Backend, BackendReport, BackendThread, close_backends
-from esper.nissa.heartbeat import Heartbeat
+from esper.nissa.heartbeat import HeartbeatWriter
 from esper.nissa.log_file import LogFile
 from esper.nissa.writer import URGENT, Drops, LogWriter, complain
 
@@ -230,7 +230,7 @@ class TelemetryHub(Hub):
         self.run_dir, self.run_id, self.attempt, self.group = run_dir, log.run_id, log.file.attempt, log.group
         self._limits, self._require_complete = limits, require_complete
         self._writer = LogWriter(log, retry_s=limits.retry_s)
-        self._heartbeat = Heartbeat(run_dir, run_id=self.run_id, attempt=self.attempt, every_s=limits.heartbeat_s)
+        self._heartbeat = HeartbeatWriter(run_dir, run_id=self.run_id, attempt=self.attempt, every_s=limits.heartbeat_s)
         # Guarded by the condition, which also signals changes, as is `_next_seq`:
         self._changed = threading.Condition()
         self._queue: list[tuple[int, float, float, TelemetryEvent]] = []

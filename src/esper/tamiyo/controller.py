@@ -81,7 +81,7 @@ class Situation:
 
     def on(self, op: LifecycleOp, slot_id: str) -> ActionSpec:
         """An op on the seed in a slot."""
-        return ActionSpec(env_id=self.report.env_id, op=op, slot=slot_id, blueprint=None, blend=None)
+        return ActionSpec(env_id=self.report.env_id, op=op, slot=slot_id)
 
     def germinate(self, slot_id: str, blueprint: str, blend: str) -> ActionSpec:
         """Planting a seed."""

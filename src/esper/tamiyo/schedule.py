@@ -10,25 +10,22 @@ from typing import Any
 
 from esper.leyline import (
     TRANSITIONS,
+    Action,
     ActionSpec,
     HostLayout,
     LifecycleOp,
     SeedStage,
-    heads_used_by,
     record,
 )
 from esper.tamiyo.controller import Controller, Setting, Situation, check_names
 
 
 @record
-class ScheduleEntry:
-    """One op at one epoch."""
+class ScheduleEntry(Action):
+    """One op at one epoch. Waiting needs no entry."""
 
     epoch: int
-    op: LifecycleOp
     slot: str
-    blueprint: str | None = None
-    blend: str | None = None
 
 
 def schedule_hash(entries: Sequence[ScheduleEntry]) -> str:
@@ -119,15 +116,15 @@ def check_schedule(entries: Sequence[ScheduleEntry], layout: HostLayout) -> None
     """Refuses what can be known to be illegal before an episode starts.
 
     Raises:
-        ValueError: Epochs out of order, unknown names, a blueprint that does not fit its slot, heads an op does not
-            take, or an op that no life of the seed in its slot can reach.
+        ValueError: Epochs out of order, unknown names, a blueprint that does not fit its slot, or an op that no life
+            of the seed in its slot can reach.
     """
     stages: dict[str, SeedStage] = {}
     for position, entry in enumerate(entries):
         where = f"schedule entry {position} ({entry.op.name} in {entry.slot} at epoch {entry.epoch})"
         if entry.epoch < 0 or (position and entry.epoch <= entries[position - 1].epoch):
             raise ValueError(f"{where}: epochs start at 0 and rise, because each epoch takes one op")
-        _check_heads(entry, layout, where)
+        _check_names(entry, layout, where)
         stage = stages.get(entry.slot, SeedStage.DORMANT)
         reached = _stage_after(stage, entry.op)
         if reached is None:
@@ -135,12 +132,7 @@ def check_schedule(entries: Sequence[ScheduleEntry], layout: HostLayout) -> None
         stages[entry.slot] = reached
 
 
-def _check_heads(entry: ScheduleEntry, layout: HostLayout, where: str) -> None:
-    used = heads_used_by(entry.op)
-    if "slot" not in used:
-        raise ValueError(f"{where}: waiting needs no entry")
-    if (entry.blueprint is not None) != ("blueprint" in used) or (entry.blend is not None) != ("blend" in used):
-        raise ValueError(f"{where}: {entry.op.name} takes {', '.join(head for head in used if head != 'op')}")
+def _check_names(entry: ScheduleEntry, layout: HostLayout, where: str) -> None:
     layout.slot_position(entry.slot)
     if entry.blueprint is not None and entry.blend is not None:
         check_names(layout, entry.blueprint, entry.blend)

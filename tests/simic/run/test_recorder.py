@@ -101,7 +101,7 @@ def test_a_fixed_controller_is_forced_where_only_waiting_is_legal(tmp_path, budg
 @pytest.mark.parametrize("learned", [None, metrics()], ids=["fixed controller", "policy"])
 def test_rollbacks_are_judged_whoever_decides(learned):
     sink = ListSink()
-    log = recorder_to(sink, escalate_on_anomaly=learned is None)  # no closer look at a policy that is none
+    log = recorder_to(sink, escalation_epochs=5 if learned is None else 0)  # no closer look at a policy that is none
     for number in range(3):
         log.round_begins(number)
         rolled_back = MIN_RATE_EPISODES if number == 1 else 0
@@ -135,7 +135,7 @@ EPISODE = episode(return_raw=1.0)
 @pytest.mark.parametrize("level", [TelemetryLevel.NORMAL, TelemetryLevel.DEBUG])
 def test_an_alarm_brings_evidence_at_level_debug_when_it_is_raised(level):
     sink, looks = ListSink(), Looks()
-    log = recorder_to(sink, level=level, escalate_on_anomaly=False, reads=looks)
+    log = recorder_to(sink, level=level, escalation_epochs=0, reads=looks)
     for number, update in enumerate((metrics(), SKIPPED, metrics())):
         log.round_begins(number)
         log.round_ends(number, replace(SUMMARY, num_rollbacks=0), update, (), NO_TIME)

@@ -128,7 +128,7 @@ def test_asking_changes_nothing() -> None:
     assert json.dumps(state.state_dict()) == before
 
 
-@pytest.mark.parametrize("changes", [{"level": TelemetryLevel.OFF}, {"escalate_on_anomaly": False}])
+@pytest.mark.parametrize("changes", [{"level": TelemetryLevel.OFF}, {"epochs": 0}])
 def test_off_and_unwanted_never_escalate(changes: dict[str, object]) -> None:
     state = escalation(**changes)
     for clock in (at(0, 0), UpdateClock(round=0)):
@@ -148,7 +148,7 @@ def test_windows_survive_a_checkpoint() -> None:
 def test_windows_are_not_taken_over_where_none_may_open() -> None:
     state = escalation()
     handle_telemetry_escalation(report(), state, at(2, 9))
-    for never in (escalation(level=TelemetryLevel.OFF), escalation(escalate_on_anomaly=False)):
+    for never in (escalation(level=TelemetryLevel.OFF), escalation(epochs=0)):
         never.load_state_dict(state.state_dict())
         assert debugged(never) == []
 

@@ -23,7 +23,7 @@ def test_each_level_tells_at_least_what_the_one_below_does() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("escalation_epochs", 0, r"escalation_epochs must be in \[1, 100000\], got 0"),
+        ("escalation_epochs", -1, r"escalation_epochs must be in \[0, 100000\], got -1"),
         ("level", 7, "level must be one of OFF, MINIMAL, NORMAL, DEBUG, got 7"),
         ("exporters", ("grafana",), "unknown exporter 'grafana'. Known: tensorboard, wandb, trackio"),
         ("exporters", ("wandb", "wandb"), "exporters must differ"),

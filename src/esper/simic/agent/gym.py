@@ -27,9 +27,9 @@ from esper.simic.agent.policy import (
     ForwardPass,
     LSTMState,
     ValueHead,
+    empty_linear,
+    empty_lstm,
     initialize_,
-    linear,
-    lstm,
     scale_output_,
     unroll,
     zero_state,
@@ -114,9 +114,9 @@ class GymNetwork(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.obs_stats = RunningMeanStd(obs_size)
-        self.encoder = nn.Sequential(linear(obs_size, width), nn.Tanh(), linear(width, width), nn.Tanh())
-        self.memory = lstm(width, width)
-        self.heads = nn.ModuleList(linear(width, size) for size in sizes)
+        self.encoder = nn.Sequential(empty_linear(obs_size, width), nn.Tanh(), empty_linear(width, width), nn.Tanh())
+        self.memory = empty_lstm(width, width)
+        self.heads = nn.ModuleList(empty_linear(width, size) for size in sizes)
         self.value = ValueHead(width, width)
         initialize_(self, generator)
         for head in self.heads:

@@ -67,12 +67,12 @@ class RecurrentPolicy(Protocol[InputsT_contra]):
 # ---- initial weights
 
 
-def linear(num_inputs: int, num_outputs: int) -> nn.Linear:
+def empty_linear(num_inputs: int, num_outputs: int) -> nn.Linear:
     """A layer without values yet: its default initialisation would draw from the global generator."""
     return nn.Linear(num_inputs, num_outputs, device="meta").to_empty(device="cpu")
 
 
-def lstm(num_inputs: int, width: int) -> nn.LSTM:
+def empty_lstm(num_inputs: int, width: int) -> nn.LSTM:
     """An LSTM without values yet."""
     return nn.LSTM(num_inputs, width, device="meta").to_empty(device="cpu")
 
@@ -113,8 +113,8 @@ class ValueHead(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(linear(width, hidden), nn.SiLU())
-        self.out = linear(hidden, 1)
+        self.body = nn.Sequential(empty_linear(width, hidden), nn.SiLU())
+        self.out = empty_linear(hidden, 1)
         self.returns = RunningMeanStd(1)
 
     def forward(self, features: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ from esper.leyline import BLENDS, OPS
 from esper.simic.agent.policy import (
     ForwardPass,
     ValueHead,
+    empty_linear,
+    empty_lstm,
     initialize_,
-    linear,
-    lstm,
     scale_output_,
     unroll,
     zero_state,
@@ -82,20 +82,26 @@ class TamiyoNetwork(nn.Module):
         self.obs_norm = ColumnNorm(shape.global_normalised)
         self.slot_norm = ColumnNorm(shape.slot_normalised)
         num_slot, num_card = len(shape.slot_columns), len(shape.card_columns)
-        self.slot_encoder = nn.Sequential(linear(num_slot, ENCODING), nn.SiLU(), linear(ENCODING, ENCODING), nn.SiLU())
-        self.obs_encoder = nn.Sequential(linear(len(shape.global_columns), ENCODING), nn.SiLU())
-        self.trunk = nn.Sequential(linear(3 * ENCODING, width), nn.LayerNorm(width), nn.SiLU())
-        self.memory = lstm(width, width)
+        self.slot_encoder = nn.Sequential(
+            empty_linear(num_slot, ENCODING), nn.SiLU(), empty_linear(ENCODING, ENCODING), nn.SiLU()
+        )
+        self.obs_encoder = nn.Sequential(empty_linear(len(shape.global_columns), ENCODING), nn.SiLU())
+        self.trunk = nn.Sequential(empty_linear(3 * ENCODING, width), nn.LayerNorm(width), nn.SiLU())
+        self.memory = empty_lstm(width, width)
         self.value = ValueHead(width, ENCODING)
-        self.op_head = nn.Sequential(linear(width, ENCODING), nn.SiLU(), linear(ENCODING, len(OPS)))
+        self.op_head = nn.Sequential(empty_linear(width, ENCODING), nn.SiLU(), empty_linear(ENCODING, len(OPS)))
         self.op_embedding = nn.Parameter(torch.empty(len(OPS), EMBEDDING))
-        self.slot_query = nn.Sequential(linear(width + EMBEDDING, ENCODING), nn.SiLU(), linear(ENCODING, ENCODING))
-        self.slot_key = linear(ENCODING, ENCODING)
+        self.slot_query = nn.Sequential(
+            empty_linear(width + EMBEDDING, ENCODING), nn.SiLU(), empty_linear(ENCODING, ENCODING)
+        )
+        self.slot_key = empty_linear(ENCODING, ENCODING)
         self.blueprint_embedding = nn.Parameter(torch.empty(len(shape.blueprints), EMBEDDING))
-        self.card_encoder = linear(num_card + EMBEDDING, ENCODING)
-        self.blueprint_context = linear(width + ENCODING, ENCODING)
-        self.blueprint_score = nn.Sequential(nn.SiLU(), linear(ENCODING, 1))
-        self.blend_head = nn.Sequential(linear(width + ENCODING, ENCODING), nn.SiLU(), linear(ENCODING, len(BLENDS)))
+        self.card_encoder = empty_linear(num_card + EMBEDDING, ENCODING)
+        self.blueprint_context = empty_linear(width + ENCODING, ENCODING)
+        self.blueprint_score = nn.Sequential(nn.SiLU(), empty_linear(ENCODING, 1))
+        self.blend_head = nn.Sequential(
+            empty_linear(width + ENCODING, ENCODING), nn.SiLU(), empty_linear(ENCODING, len(BLENDS))
+        )
         self._initialize(op_prior, generator)
 
     @torch.no_grad()

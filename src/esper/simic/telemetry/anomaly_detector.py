@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from esper.leyline import THRESHOLDS, Severity, TelemetryLevel, Threshold, record
+from esper.leyline import THRESHOLDS, AlarmChange, Severity, TelemetryLevel, Threshold, record
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, GRAD_WINDOW, LOSS_MIN_HISTORY, LOSS_WINDOW
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry.readings import (
@@ -30,19 +30,11 @@ from esper.simic.telemetry.telemetry_config import TelemetryConfig
 
 
 @record
-class Finding:
+class Finding(AlarmChange):
     """One alarm that changed its state."""
 
-    kind: str
-    """The metric of the row in the threshold table."""
-    metric: str
-    """`kind`, with its subject where there are several."""
-    state: Literal["entered", "worsened", "cleared"]
     severity: Severity
-    value: float
-    limit: float
-    num_consecutive: int
-    detail: str
+    """Of the alarm, also when it clears."""
 
 
 @record
@@ -226,8 +218,8 @@ class EscalationState:
     @classmethod
     def of(cls, config: TelemetryConfig, epochs_per_episode: int) -> EscalationState:
         """The state at the start of a run."""
-        escalates = config.escalate_on_anomaly and config.level is not TelemetryLevel.OFF
-        return cls(config.level, config.escalation_epochs if escalates else 0, epochs_per_episode)
+        logs = config.level is not TelemetryLevel.OFF
+        return cls(config.level, config.escalation_epochs if logs else 0, epochs_per_episode)
 
     def state_dict(self) -> dict[str, Any]:
         """The open windows, as plain JSON. Level and length belong to the configuration."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Protocol
 
 from esper.leyline import (
     ActionOutcome,
     ActionSpec,
     ActionTaken,
+    AlarmChange,
     AnomalyDebug,
     AnomalyDetected,
     BatchSummary,
@@ -227,16 +229,8 @@ def emit_anomaly_diagnostics(
     """Emits ANOMALY_DETECTED per finding; `debug` goes with those that were entered or got worse."""
     for found in report.findings:
         cleared = found.state == "cleared"
-        data = AnomalyDetected(
-            kind=found.kind,
-            state=found.state,
-            metric=found.metric,
-            value=found.value,
-            limit=found.limit,
-            num_consecutive=found.num_consecutive,
-            detail=found.detail,
-            debug=None if cleared else debug,
-        )
+        change = {entry.name: getattr(found, entry.name) for entry in fields(AlarmChange)}
+        data = AnomalyDetected(**change, debug=None if cleared else debug)
         severity = Severity.INFO if cleared else found.severity
         if isinstance(clock, EnvContext):
             emit_env_event(hub, clock, T.ANOMALY_DETECTED, data, severity)

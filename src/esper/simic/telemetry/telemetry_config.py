@@ -31,18 +31,16 @@ class TelemetryConfig:
 
     level: TelemetryLevel = TelemetryLevel.NORMAL
     """OFF keeps no log at all; failures still reach stderr."""
-    escalate_on_anomaly: bool = True
-    """Log at level DEBUG for a while after an alarm."""
     escalation_epochs: int = 5
-    """How long that is."""
+    """Epochs logged at level DEBUG after an alarm; 0 for none."""
     exporters: tuple[Exporter, ...] = ()
     """Listeners beside the log."""
     require_complete: bool = False
     """Stop at the next round boundary if an event was lost, as comparison studies want."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.escalation_epochs <= 100_000:
-            raise ValueError(f"escalation_epochs must be in [1, 100000], got {self.escalation_epochs}")
+        if not 0 <= self.escalation_epochs <= 100_000:
+            raise ValueError(f"escalation_epochs must be in [0, 100000], got {self.escalation_epochs}")
         if not isinstance(self.level, TelemetryLevel):
             raise ValueError(
                 f"level must be one of {', '.join(level.name for level in TelemetryLevel)}, got {self.level!r}"

@@ -122,8 +122,7 @@ class TrainingConfig(Hyperparameters):
         return TelemetryConfig(
             level=TelemetryLevel[self.level.upper()],
             exporters=self.exporters,
-            escalate_on_anomaly=self.escalation_epochs > 0,
-            escalation_epochs=max(1, self.escalation_epochs),
+            escalation_epochs=self.escalation_epochs,
             require_complete=self.require_complete,
         )
 

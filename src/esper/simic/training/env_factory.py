@@ -31,7 +31,7 @@ from esper.runtime.tasks import TaskSpec
 from esper.simic.training.action_execution import apply_action
 from esper.simic.training.batch_ops import process_train_batch
 from esper.simic.training.counterfactual_eval import process_fused_val_batch, report_again, report_epoch
-from esper.simic.training.parallel_env_state import EnvRecipe, ParallelEnvState, read_snapshot
+from esper.simic.training.parallel_env_state import EnvRecipe, EnvSpec, ParallelEnvState, read_snapshot
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.engine import Beat, EnvOps, VectorizedEngine
@@ -44,19 +44,15 @@ CreateEnv = Callable[[EnvRecipe, EpisodeSeed, Placement], ParallelEnvState]
 
 
 @record
-class WorkerSpec:
+class WorkerSpec(EnvSpec):
     """All that a worker is built from. Plain data: it travels to other processes."""
 
-    task: TaskSpec
-    layout: HostLayout
-    """Measured once for the run, because measuring is slow to start."""
     rows: Mapping[str, StoredTensor]
     """Training and validation rows. Test rows never reach a worker."""
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     devices: str
     amp: str
-    rollback_ends_episode: bool
     batches: type[SharedBatchIterator] = SharedBatchIterator
     """What gathers rows into batches, in the worker."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from esper.kasmina import MorphogeneticModel
-from esper.leyline import CoalitionTable, SeedStage, coalitions_to_measure, full_coalition, record
+from esper.leyline import CoalitionTable, EpochScores, SeedStage, coalitions_to_measure, full_coalition, record
 
 TRAIN_LOSS, TRAIN_CORRECT, PARAM_NORM, VALIDATION = range(4)
 """Columns of the totals. From VALIDATION on come (summed loss, correct) of each coalition, all seeds on first."""
@@ -22,13 +22,9 @@ class CoalitionPlan:
 
 
 @record
-class EpochMetrics:
-    """What one epoch measured. Training fields are None for the untrained host."""
+class EpochMetrics(EpochScores):
+    """What one epoch measured."""
 
-    train_loss: float | None
-    train_accuracy_pct: float | None
-    val_loss: float
-    val_accuracy_pct: float
     table: CoalitionTable
 
 

@@ -52,16 +52,23 @@ SNAPSHOT_VERSION = 2
 
 
 @record
-class EnvRecipe:
-    """What all envs of a worker share."""
+class EnvSpec:
+    """What all envs of a run share."""
 
     task: TaskSpec
     layout: HostLayout
+    """Measured once for the run, because measuring is slow to start."""
+    rollback_ends_episode: bool
+    """True where controllers are trained; False where the product is the host and training goes on."""
+
+
+@record
+class EnvRecipe(EnvSpec):
+    """What all envs of a worker share."""
+
     sample: Tensor
     """Two rows as hosts are fed them."""
     labels: LabelFacts
-    rollback_ends_episode: bool
-    """True where controllers are trained; False where the product is the host and training goes on."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
