@@ -36,14 +36,14 @@ SLOT = "r0c1"
 
 def whole_state(run: Run) -> tuple[Any, ...]:
     """Everything a failed germination must leave as it was."""
-    model, inner = run.model, run.optimizer._torch()
+    model, inner = run.model, run.optimizer.inner
     return (
         dict(run_bits(run)),
         [slot.facts() for slot in model.all_slots()],
         [(id(slot.seed), id(slot.meter)) for slot in model.all_slots()],
         [(name, part.training) for name, part in model.named_modules()],
         model.topology_version,
-        run.optimizer.group_names,
+        tuple(run.optimizer.groups),
         [[id(p) for p in group["params"]] for group in inner.param_groups],
         len(inner.state),
     )

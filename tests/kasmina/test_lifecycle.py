@@ -368,7 +368,7 @@ def test_a_thousand_cycles_leave_nothing_behind() -> None:
         if cycle in (99, 999):
             gc.collect()
             parameters = sum(type(found) is torch.nn.Parameter for found in gc.get_objects())
-            inner = run.optimizer._torch()
+            inner = run.optimizer.inner
             sizes.add((parameters, len(inner.param_groups), len(inner.state), len(run.optimizer.num_skipped)))
     assert len(sizes) == 1
     assert run.model.slot(SLOT).num_germinations == 1000

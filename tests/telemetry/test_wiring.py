@@ -45,7 +45,7 @@ def resumed(tmp_path_factory):
         train = worker._ops.train_batch
 
         def train_batch(env, batch):
-            lrs[env.episode, env.env_id, env.epoch] = env.optimizer._torch().param_groups[0]["lr"]
+            lrs[env.episode, env.env_id, env.epoch] = env.optimizer.inner.param_groups[0]["lr"]
             train(env, batch)
 
         worker._ops = replace(worker._ops, train_batch=train_batch)

@@ -189,24 +189,24 @@ def test_verdicts_do_not_depend_on_the_unit_of_the_loss(sequence: list[float], s
 
 
 def test_the_budget_of_a_run_is_a_fifth_but_at_least_eight() -> None:
-    assert RollbackBudget.for_training(10).cap == 8
-    assert RollbackBudget.for_training(1000).cap == 200
+    assert RollbackBudget(10).cap == 8
+    assert RollbackBudget(1000).cap == 200
 
 
 def test_too_many_rollbacks_stop_the_run() -> None:
-    budget = RollbackBudget(3)
-    budget.note_round(1, 10)
-    budget.note_round(2, 10)
-    with pytest.raises(RollbackLimitReached, match="4 rollbacks, the limit is 3"):
+    budget = RollbackBudget(40)
+    budget.note_round(4, 10)
+    budget.note_round(4, 10)
+    with pytest.raises(RollbackLimitReached, match="9 rollbacks, the limit is 8"):
         budget.note_round(1, 10)
 
 
 def test_two_rounds_in_a_row_that_mostly_roll_back_stop_the_run() -> None:
-    budget = RollbackBudget(100)
+    budget = RollbackBudget(500)
     budget.note_round(6, 10)
     budget.note_round(5, 10)
     budget.note_round(6, 10)
-    again = RollbackBudget(100)
+    again = RollbackBudget(500)
     again.load_state_dict(budget.state_dict())
     with pytest.raises(RollbackLimitReached, match="two rounds in a row"):
         again.note_round(6, 10)

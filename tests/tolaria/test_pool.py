@@ -103,7 +103,7 @@ def test_two_processes_give_the_same_bits_also_after_kill_9_in_mid_epoch(
     with processes(faulty_spec(NAN_IN_ENV_2, die), sink=sink) as pool:
         before = pids(pool)
         assert is_same((worlds.play(pool), worlds.digest(pool)), expected)
-        assert pool.bitwise
+        assert pool.num_abandoned == 0
     lost, recovered = (event.data for event in sink.events)
     assert (lost.state, lost.exit_code, lost.env_ids) == ("lost", -signal.SIGKILL, (0, 1))  # type: ignore[attr-defined]
     assert (recovered.state, recovered.num_epochs_replayed) == ("recovered", 2)  # type: ignore[attr-defined]
@@ -146,7 +146,7 @@ def test_an_exception_inline_is_raised_as_it_is() -> None:
 def test_data_that_disappears_does_not_disturb_running_workers_and_stops_new_ones_clearly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.shared_tensors.INLINE_BYTES", 0)
+    monkeypatch.setattr("esper.tolaria.batches.INLINE_BYTES", 0)
     scratch = tmp_path / "scratch"
     fault = Fault(kind="die", env_id=0, epoch=1, once=None)
     spec = faulty_spec(fault, scratch=scratch)

@@ -93,7 +93,7 @@ def test_a_death_at_any_answer_is_replayed_to_the_same_facts(deaths: set[tuple[i
             again = pool(sink)
             assert play(again, 4) == expected
             assert sink.states == [(worker, "lost", 0), (worker, "recovered", max(0, answer - 1))]
-            assert again.bitwise
+            assert again.num_abandoned == 0
 
 
 @pytest.mark.usefixtures("half_may_be_lost")
@@ -108,7 +108,7 @@ def test_a_worker_lost_twice_at_one_step_is_given_up_and_its_envs_end_visibly(de
     assert [result.reports[i].terminal for i in range(NUM_ENVS)] == [False, False, True, True]
     assert [result.reports[i].epoch for i in range(NUM_ENVS)] == [1, 1, 0, 0]
     assert lossy.lost_envs == {2, 3}
-    assert (lossy.num_abandoned, lossy.bitwise) == (2, False)
+    assert lossy.num_abandoned == 2
     assert [state for _, state, _ in sink.states] == ["lost", "abandoned"]
     assert sorted(lossy.snapshot()) == [0, 1]
 
@@ -123,7 +123,7 @@ def test_a_new_round_starts_with_a_fresh_worker(deaths: set[tuple[int, int]]) ->
     assert not lossy.lost_envs
     result = lossy.step([wait(i) for i in range(NUM_ENVS)])
     assert all(outcome.applied for outcome in result.outcomes.values())
-    assert not lossy.bitwise, "the run stays marked"
+    assert lossy.num_abandoned == 2, "the run stays marked"
 
 
 def test_too_many_lost_envs_stop_the_run(deaths: set[tuple[int, int]]) -> None:

@@ -53,8 +53,8 @@ class PickledHandle(InlineHandle):
     def __init__(self, worker_id: int, build: BuildWorker, spec: Any) -> None:
         super().__init__(worker_id, build, pickled(spec))
 
-    def start(self) -> Hello:
-        return pickled(super().start())
+    def greet(self) -> Hello:
+        return pickled(super().greet())
 
     def send(self, request: Request) -> None:
         super().send(pickled(request))

@@ -21,7 +21,7 @@ from esper.leyline.gates import (
     DEFAULT_LIFECYCLE, Check, GateResult, LifecycleConfig, gate_blend, gate_fossilize, gate_germinate, gate_hold,
     gate_prune, gate_train
 )
-from esper.leyline.optim import FINAL_LR_FACTOR, SCHEDULES, OptimSpec, lr_factor
+from esper.leyline.optim import AUGMENTATIONS, FINAL_LR_FACTOR, SCHEDULES, OptimSpec, lr_factor
 from esper.leyline.policy_payloads import (
     AlarmChange, AnomalyDebug, AnomalyDetected, GradientStats, GradState, HeadEntropies, HeadUpdate, LayerGradientStats,
     LayerHealth, LSTMHealth, NumericalStability, ObservationHealth, PPOUpdateCompleted

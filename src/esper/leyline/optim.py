@@ -1,4 +1,4 @@
-"""How a host is optimised, as plain numbers. Building the optimizer and its parameter groups is tolaria's work."""
+"""How a host is optimised, as plain numbers and names. Optimizers, parameter groups and augmentation are tolaria's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from esper.leyline.record import record
 
 OPTIMIZERS: tuple[str, ...] = ("adamw", "sgd")
 SCHEDULES: tuple[str, ...] = ("constant", "cosine")
+AUGMENTATIONS: tuple[str, ...] = ("crop_flip",)
 FINAL_LR_FACTOR = 0.05
 
 

@@ -16,12 +16,11 @@ import torch
 
 from esper.kasmina.blueprints import blueprints_for, get_blueprint
 from esper.kasmina.hosts import Host, HostSpec, build_host
-from esper.leyline import DEFAULT_LIFECYCLE, LifecycleConfig, OptimSpec, SlotConfig, record
+from esper.leyline import AUGMENTATIONS, DEFAULT_LIFECYCLE, LifecycleConfig, OptimSpec, SlotConfig, record
 from esper.runtime.data.splits import Dataset, Split, spread
 from esper.runtime.datasets import get_source, load_dataset
 
 METRICS: tuple[str, ...] = ("accuracy", "loss")
-AUGMENTATIONS: tuple[str, ...] = ("crop_flip",)
 
 
 @record

@@ -1,4 +1,4 @@
-"""The order of data: one permutation per (run seed, episode, epoch), the same for every env that asks.
+"""Rows on their way to workers, and their order: one permutation per (run seed, episode, epoch) for all envs.
 
 The key has no env and there is no cursor, so envs see equal batches whatever process they live in, two controllers run
 on equal keys are paired, and a resumed run needs only the episode and the epoch.
@@ -6,17 +6,20 @@ on equal keys are paired, and a resumed run needs only the episode and the epoch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from esper.leyline import derive_seed
+from esper.leyline import AUGMENTATIONS, DataNotFound, derive_seed, record
+
+INLINE_BYTES = 8_000_000
+"""Tensors that are smaller than this together travel inside the message that starts a worker."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Batch:
     """One minibatch: fresh tensors, never views of the data set."""
 
@@ -36,7 +39,7 @@ def crop_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> T
     return torch.where(flips[:, None, None, None], cropped.flip(3), cropped)
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {"crop_flip": crop_flip}
+_AUGMENT = dict(zip(AUGMENTATIONS, (crop_flip,), strict=True))
 
 
 class SharedBatchIterator:
@@ -50,7 +53,7 @@ class SharedBatchIterator:
         samples_per_epoch: Rows of the permutation to use in one epoch; all if None.
         mean: Per-channel mean to subtract, in units of the stored values; None to feed rows as stored.
         std: Per-channel deviation to divide by; goes with `mean`.
-        augment: Name of a row of AUGMENTATIONS, or None.
+        augment: One of AUGMENTATIONS, or None.
         channels_last: Memory format of image batches.
     """
 
@@ -104,16 +107,12 @@ class SharedBatchIterator:
         other.std = None if self.std is None else self.std.to(device)
         return other
 
-    def num_batches(self) -> int:
-        """Training batches in one epoch; a short last one is left out."""
-        return self.samples_per_epoch // self.batch_size
-
     def epoch(self, episode: int, epoch: int) -> Iterator[Batch]:
-        """Shuffled training batches of equal size."""
+        """Shuffled training batches of equal size; a short last one is left out."""
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "order"))
         order = torch.randperm(len(self.inputs), generator=generator).to(self.inputs.device)
         augment_rng = torch.Generator().manual_seed(derive_seed(self.run_seed, None, episode, epoch, "augment"))
-        for index in range(self.num_batches()):
+        for index in range(self.samples_per_epoch // self.batch_size):
             rows = order[index * self.batch_size : (index + 1) * self.batch_size]
             yield self._batch(index, rows, augment_rng)
 
@@ -131,7 +130,61 @@ class SharedBatchIterator:
         if self.mean is not None and self.std is not None:
             inputs = inputs.sub(self.mean).div_(self.std)
         if augment_rng is not None and self.augment is not None:
-            inputs = AUGMENTATIONS[self.augment](inputs, augment_rng)
+            inputs = _AUGMENT[self.augment](inputs, augment_rng)
         if self.channels_last:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return Batch(index=index, inputs=inputs, targets=self.targets.index_select(0, rows))
+
+
+# ---- travelling to other processes
+
+
+@record
+class StoredTensor:
+    """One tensor as plain data. Exactly one of `content` and `file` is given."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes | None
+    file: str | None
+
+    def open(self) -> Tensor:
+        """The tensor; a mapped file is private, so writing to it changes nothing for others.
+
+        Raises:
+            DataNotFound: The file is gone.
+        """
+        dtype = getattr(torch, self.dtype)
+        if self.content is not None:
+            return torch.frombuffer(bytearray(self.content), dtype=dtype).reshape(self.shape)
+        assert self.file is not None
+        if not Path(self.file).is_file():
+            raise DataNotFound(
+                f"the run's copy of its data is gone: {self.file}. It must stay as long as the run; start the run again"
+            )
+        size = torch.Size(self.shape).numel()
+        return torch.from_file(self.file, shared=False, size=size, dtype=dtype).reshape(self.shape)
+
+
+def store(tensors: Mapping[str, Tensor], folder: Path | None) -> dict[str, StoredTensor]:
+    """Makes tensors ready to travel: small ones inside a message, large ones as files in `folder` that all map.
+
+    A mapped file is read once by the system and shared by everyone, needs no shared-memory limit and leaves nothing
+    behind when a process is killed. Without a folder, all tensors travel inside the message.
+    """
+    inline = folder is None or sum(tensor.nbytes for tensor in tensors.values()) < INLINE_BYTES
+    stored = {}
+    for name, tensor in tensors.items():
+        array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        file = None
+        if folder is not None and not inline:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = str((folder / f"{name}.bin").absolute())
+            array.tofile(file)
+        stored[name] = StoredTensor(
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            content=array.tobytes() if file is None else None,
+            file=file,
+        )
+    return stored

@@ -31,7 +31,6 @@ from esper.tolaria.batches import Batch, SharedBatchIterator
 from esper.tolaria.governor import TolariaGovernor, Verdict
 from esper.tolaria.runtime import CUDATimer, Placement, join_streams, make_placement, one_thread
 
-NOTHING: frozenset[TelemetryEventType] = frozenset()
 Beat = Callable[[int | None, int], None]
 """Called with (epoch, batch) once per batch. May raise to stop the step."""
 
@@ -98,10 +97,6 @@ class EnvOps(Generic[EnvT]):
     """Which episode a snapshot belongs to."""
 
 
-def _silent(epoch: int | None, batch: int) -> None:
-    """Nobody listens."""
-
-
 class VectorizedEngine(Generic[EnvT]):
     """A worker in this process.
 
@@ -128,7 +123,7 @@ class VectorizedEngine(Generic[EnvT]):
         lifecycle: LifecycleConfig,
         devices: Sequence[torch.device] = (torch.device("cpu"),),
         amp: str = "off",
-        beat: Beat = _silent,
+        beat: Beat = lambda epoch, batch: None,
     ) -> None:
         self.layout = layout
         self.lifecycle = lifecycle
@@ -154,7 +149,7 @@ class VectorizedEngine(Generic[EnvT]):
     def step(
         self,
         specs: Sequence[ActionSpec],
-        wanted: frozenset[TelemetryEventType] = NOTHING,
+        wanted: frozenset[TelemetryEventType] = frozenset(),
         gradient_detail_envs: frozenset[int] = frozenset(),
     ) -> StepResult:
         """One op and one epoch in every env. Envs whose episode is over sit still.
@@ -207,24 +202,25 @@ class VectorizedEngine(Generic[EnvT]):
         for env in envs:
             with env.placement.running():
                 env.begin_training()
-        train_batch = self._ops.train_batch
-        for (run_seed, episode, epoch), group in _by_key(envs).items():
-            assert epoch is not None
+        groups: dict[tuple[int, int, int], list[EnvT]] = {}
+        for env in envs:
+            assert env.epoch is not None
+            groups.setdefault((env.run_seed, env.episode, env.epoch), []).append(env)
+        for (run_seed, episode, epoch), group in groups.items():
             streams = [rows.keyed(run_seed).epoch(episode, epoch) for rows in self._train_rows]
             for batch, by_device in self._batches(streams):
                 self._beat(epoch, batch.index)
                 for env in group:
-                    self._run(env, env.placement.train_timer, train_batch, by_device)
+                    self._run(env, env.placement.train_timer, self._ops.train_batch, by_device)
 
     def _validate(self, envs: Sequence[EnvT]) -> None:
         for env in envs:
             with env.placement.running():
                 env.begin_validation()
-        eval_batch = self._ops.eval_batch
         for batch, by_device in self._batches([rows.in_order() for rows in self._val_rows]):
             self._beat(envs[0].epoch if envs else None, batch.index)
             for env in envs:
-                self._run(env, env.placement.val_timer, eval_batch, by_device)
+                self._run(env, env.placement.val_timer, self._ops.eval_batch, by_device)
 
     def _batches(self, streams: Sequence[Iterator[Batch]]) -> Iterator[tuple[Batch, dict[torch.device, Batch]]]:
         """Equal batches of all devices side by side."""
@@ -239,10 +235,6 @@ class VectorizedEngine(Generic[EnvT]):
         by_device: Mapping[torch.device, Batch],
     ) -> None:
         batch = by_device[env.placement.device]
-        if env.placement.stream is None:
-            with timer:
-                work(env, batch)
-            return
         env.placement.receive((batch.inputs, batch.targets))
         with env.placement.running(), timer:
             work(env, batch)
@@ -272,14 +264,6 @@ class VectorizedEngine(Generic[EnvT]):
                 rows = torch.stack([env.totals for env in here]).tolist()  # sync: the one read of the step
                 values.update(zip((env.env_id for env in here), rows, strict=True))
         return [values[env.env_id] for env in envs]
-
-
-def _by_key(envs: Sequence[EnvT]) -> dict[tuple[int, int, int | None], list[EnvT]]:
-    """Envs that are to see the same batches, together."""
-    groups: dict[tuple[int, int, int | None], list[EnvT]] = {}
-    for env in envs:
-        groups.setdefault((env.run_seed, env.episode, env.epoch), []).append(env)
-    return groups
 
 
 def not_applied(spec: ActionSpec) -> ActionOutcome:

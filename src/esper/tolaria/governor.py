@@ -6,6 +6,7 @@ score. It does not know what a snapshot contains.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from statistics import median
@@ -198,11 +199,11 @@ class TolariaGovernor:
 
     def memory(self) -> GovernorMemory:
         """What a kept state must contain, independent of the governor's later life."""
-        return _copy(self._memory)
+        return copy.deepcopy(self._memory)
 
     def restore_memory(self, memory: GovernorMemory) -> None:
         """Returns to a kept memory. Counts of rollbacks are of the episode and stay."""
-        self._memory = _copy(memory)
+        self._memory = copy.deepcopy(memory)
 
 
 def _fresh(reset_loss: float) -> GovernorMemory:
@@ -214,12 +215,6 @@ def _fresh(reset_loss: float) -> GovernorMemory:
         epochs_since_snapshot=0,
         fossil_pending=False,
     )
-
-
-def _copy(memory: GovernorMemory) -> GovernorMemory:
-    copy = GovernorMemory(**memory)
-    copy["losses"] = list(memory["losses"])
-    return copy
 
 
 def _middle(losses: Sequence[float]) -> tuple[float | None, float | None]:
@@ -239,23 +234,12 @@ class RollbackLimitReached(NumericFailure):
 
 
 class RollbackBudget:
-    """How many rollbacks a run may have before it stops.
+    """How many rollbacks a run may have before it stops: a fifth of its episodes, at least 8."""
 
-    Args:
-        cap: Most rollbacks in the whole run.
-    """
-
-    def __init__(self, cap: int) -> None:
-        if cap < 1:
-            raise ValueError(f"cap must be at least 1 rollback, got {cap}")
-        self.cap = cap
+    def __init__(self, planned_episodes: int) -> None:
+        self.cap = max(8, math.ceil(0.2 * planned_episodes))
         self.num_total = 0
         self.bad_rounds = 0
-
-    @classmethod
-    def for_training(cls, planned_episodes: int) -> RollbackBudget:
-        """The limit of controller training: a fifth of the episodes, at least 8."""
-        return cls(max(8, math.ceil(0.2 * planned_episodes)))
 
     def note_round(self, num_rollbacks: int, num_episodes: int) -> None:
         """Takes note of a finished round.

@@ -20,7 +20,6 @@ from esper.tolaria.worker import (
     NUM_BEATS,
     TIME,
     BuildWorker,
-    Failure,
     Hello,
     Progress,
     Pulse,
@@ -62,8 +61,17 @@ class Handle(ABC):
         self._numbers: MutableSequence[float] = [0.0] * NUM_BEATS
 
     @abstractmethod
+    def launch(self) -> None:
+        """Begins to bring a fresh worker up, without waiting for it, so that all of a pool can start at once."""
+
+    @abstractmethod
+    def greet(self) -> Hello:
+        """Tells a launched worker what to build and waits for its first message; raises WorkerLost if none comes."""
+
     def start(self) -> Hello:
-        """Brings a fresh worker up; raises WorkerLost if it does not come."""
+        """Brings a fresh worker up."""
+        self.launch()
+        return self.greet()
 
     @abstractmethod
     def send(self, request: Request) -> None:
@@ -98,13 +106,10 @@ def open_reply(worker_id: int, request: Request, reply: Reply) -> Any:
         raise AssertionError(f"worker {worker_id} answered request {reply.request_id}, not {request.request_id}")
     if reply.failure is None:
         return reply.result
-    raise _exception(worker_id, request, reply.failure)
-
-
-def _exception(worker_id: int, request: Request, failure: Failure) -> Exception:
+    failure = reply.failure
     if failure.cancelled:
-        return StepCancelled(failure.message)
-    return WorkerError(
+        raise StepCancelled(failure.message)
+    raise WorkerError(
         f"worker {worker_id} failed in {request.call!r} with {failure.kind}: {failure.message}\n"
         f"--- traceback of the worker ---\n{failure.trace}"
     )
@@ -124,8 +129,10 @@ class InlineHandle(Handle):
         super().__init__(worker_id, build, spec)
         self._request: Request | None = None
 
-    def start(self) -> Hello:
+    def launch(self) -> None:
         self._worker = self._build(self._spec, Pulse(self._numbers, os.getpid()))
+
+    def greet(self) -> Hello:
         return check_hello(introduce(self._worker))
 
     def send(self, request: Request) -> None:
@@ -152,7 +159,6 @@ class ProcessHandle(Handle):
         self._process: SpawnProcess | None = None
 
     def launch(self) -> None:
-        """Starts the process without waiting for it, so that all of a pool can start at once."""
         self._numbers[TIME] = time.monotonic()
         self._connection, theirs = self._context.Pipe()
         process = self._context.Process(
@@ -168,17 +174,12 @@ class ProcessHandle(Handle):
         self._sent_at = time.monotonic()
 
     def greet(self) -> Hello:
-        """Tells the worker what to build and waits for its first message."""
         try:
             self._connection.send_bytes(pickle.dumps((self._build, self._spec), protocol=pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._lost("died") from None
         hello: Hello = self.receive(Request(request_id=0, call="start", arguments=()))
         return check_hello(hello)
-
-    def start(self) -> Hello:
-        self.launch()
-        return self.greet()
 
     @property
     def pid(self) -> int | None:
@@ -193,9 +194,10 @@ class ProcessHandle(Handle):
             raise self._lost("died before it could take a request") from None
 
     def receive(self, request: Request) -> Any:
+        patience = max(MIN_SILENCE_S, SILENCE_FACTOR * self._slowest_s) if request.request_id else START_S
         while not self._connection.poll(POLL_S):
             silence = time.monotonic() - max(self._numbers[TIME], self._sent_at)
-            if silence > self._patience(request):
+            if silence > patience:
                 assert self._process is not None
                 self._process.kill()
                 raise self._lost(f"gave no sign of life for {silence:.0f} s and was stopped")
@@ -206,11 +208,6 @@ class ProcessHandle(Handle):
         if request.request_id:  # starting up says nothing about the time of a step
             self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent_at)
         return open_reply(self.worker_id, request, reply)
-
-    def _patience(self, request: Request) -> float:
-        if request.request_id == 0:
-            return START_S
-        return max(MIN_SILENCE_S, SILENCE_FACTOR * self._slowest_s)
 
     def _lost(self, what: str) -> WorkerLost:
         assert self._process is not None

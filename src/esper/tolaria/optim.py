@@ -39,21 +39,23 @@ class GrowingOptimizer:
         self.spec = spec
         self.clip_norm = clip_norm
         self.num_skipped: dict[str, int] = {}
-        self._names: dict[str, dict[str, nn.Parameter]] = {}
+        self.groups = {HOST: dict(groups[HOST])}
+        """Group name -> parameter name -> parameter, in the order they were added."""
         self._finite: dict[str, bool] = {}
         self._norms: dict[str, Tensor] = {}
         self._clip_factors: dict[str, Tensor] = {}
         self._lr_factor = 1.0
-        self._inner: torch.optim.Optimizer | None = None
+        host = {"params": list(groups[HOST].values()), "weight_decay": spec.weight_decay}
+        self.inner: torch.optim.Optimizer
+        if spec.kind == "adamw":
+            self.inner = torch.optim.AdamW([host], lr=spec.lr, fused=True)
+        else:
+            self.inner = torch.optim.SGD([host], lr=spec.lr, momentum=spec.momentum, fused=True)
         for name, params in groups.items():
-            self.add_group(name, params)
+            if name != HOST:
+                self.add_group(name, params)
 
     # ---- groups
-
-    @property
-    def group_names(self) -> tuple[str, ...]:
-        """Groups in the order they were added."""
-        return tuple(self._names)
 
     def add_group(self, name: str, params: Mapping[str, nn.Parameter]) -> None:
         """Starts to train these parameters, with fresh state.
@@ -61,54 +63,48 @@ class GrowingOptimizer:
         Raises:
             ValueError: The name is taken or a parameter is held already. Nothing has changed.
         """
-        if name in self._names:
+        if name in self.groups:
             raise ValueError(f"parameter group {name!r} exists already")
-        held = {id(p) for group in self._names.values() for p in group.values()}
+        held = set(map(id, self.parameters()))
         twice = [key for key, p in params.items() if id(p) in held]
         if twice:
             raise ValueError(f"parameters are in the optimizer already: {', '.join(twice)}")
-        decay = self.spec.weight_decay if name == HOST else 0.0
-        entry = {"params": list(params.values()), "weight_decay": decay, "lr": self.spec.lr * self._lr_factor}
-        if self._inner is None:
-            self._inner = _build(self.spec, entry)
-        else:
-            self._inner.add_param_group(entry)
-        self._names[name] = dict(params)
+        lr = self.spec.lr * self._lr_factor
+        self.inner.add_param_group({"params": list(params.values()), "weight_decay": 0.0, "lr": lr})
+        self.groups[name] = dict(params)
 
     def remove_group(self, name: str) -> None:
         """Forgets a group and all state of its parameters; a name it does not know is already forgotten."""
-        if name not in self._names:
+        if name not in self.groups:
             return
         if name == HOST:
             raise ValueError("the host group stays for the life of the optimizer")
-        inner = self._torch()
-        position = list(self._names).index(name)
-        for param in self._names.pop(name).values():
-            inner.state.pop(param, None)
-        del inner.param_groups[position]
+        del self.inner.param_groups[list(self.groups).index(name)]
+        for param in self.groups.pop(name).values():
+            self.inner.state.pop(param, None)
         for book in (self._finite, self._norms, self._clip_factors, self.num_skipped):
             book.pop(name, None)
 
     def holds(self, params: Iterable[nn.Parameter]) -> bool:
         """True if every one of these parameters is trained."""
-        held = {id(p) for group in self._names.values() for p in group.values()}
+        held = set(map(id, self.parameters()))
         return all(id(p) in held for p in params)
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters, in group order."""
-        return [p for group in self._names.values() for p in group.values()]
+        return [p for group in self.groups.values() for p in group.values()]
 
     # ---- training
 
     def set_lr_factor(self, factor: float) -> None:
         """Scales the learning rate of every group, those to come included."""
         self._lr_factor = factor
-        for group in self._torch().param_groups:
+        for group in self.inner.param_groups:
             group["lr"] = self.spec.lr * factor
 
     def zero_grad(self) -> None:
         """Drops all gradients."""
-        self._torch().zero_grad()
+        self.inner.zero_grad()
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
         """Clips and updates each group. A seed whose gradient is not finite is left out and counted.
@@ -117,17 +113,17 @@ class GrowingOptimizer:
             scaler: Scaled the loss before backward; unscales here, before clipping, and may skip the update.
         """
         if scaler is not None:
-            scaler.unscale_(self._torch())
-        present = {name: [p.grad for p in group.values() if p.grad is not None] for name, group in self._names.items()}
+            scaler.unscale_(self.inner)
+        present = {name: [p.grad for p in group.values() if p.grad is not None] for name, group in self.groups.items()}
         gradients = [grad for grads in present.values() for grad in grads]
         norms = iter(torch._foreach_norm(gradients) if gradients else ())
         for name, grads in present.items():
             if grads:
                 self._clip(name, grads, torch.stack([next(norms) for _ in grads]))
         if scaler is None:
-            self._torch().step()
+            self.inner.step()
         else:
-            scaler.step(self._torch())
+            scaler.step(self.inner)
             scaler.update()
 
     def _clip(self, name: str, grads: list[Tensor], norms: Tensor) -> None:
@@ -139,7 +135,7 @@ class GrowingOptimizer:
             self._finite[name] = self._finite.get(name, True) and finite
             if not finite:
                 self.num_skipped[name] = self.num_skipped.get(name, 0) + 1
-                for param in self._names[name].values():
+                for param in self.groups[name].values():
                     param.grad = None
                 return
         self._clip_factors[name] = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
@@ -147,11 +143,11 @@ class GrowingOptimizer:
 
     def clip_factors(self) -> dict[nn.Parameter, Tensor]:
         """What clipping multiplied each gradient of the last step by: divide by it for the gradient as it was."""
-        return {param: self._clip_factors[name] for name in self._clip_factors for param in self._names[name].values()}
+        return {param: self._clip_factors[name] for name in self._clip_factors for param in self.groups[name].values()}
 
     def finish_epoch(self) -> dict[str, GradientEvidence]:
         """What was seen of each group since the last call, and starts anew."""
-        seen = {name: self._evidence(name) for name in self._names}
+        seen = {name: self._evidence(name) for name in self.groups}
         self._finite.clear()
         self._norms.clear()
         return seen
@@ -159,33 +155,29 @@ class GrowingOptimizer:
     def _evidence(self, name: str) -> GradientEvidence:
         if name not in self._norms:
             return NO_GRADIENTS
-        tensors = self._names[name]
+        tensors = self.groups[name].values()
         norms = self._norms[name].double().tolist()  # sync: once per group and epoch, read by gates and reports
         finite = self._finite.get(name, True) and all(map(math.isfinite, norms))
         total = math.sqrt(sum(norm * norm for norm in norms))
-        weights = sum(p.numel() for p in tensors.values())
+        vanishing = len(tensors) - sum(norm >= VANISHING_NORM for norm in norms)
+        exploding = sum(norm > EXPLODING_FACTOR * self.clip_norm for norm in norms)
+        health = min(1.0, max(0.0, 1.0 - 0.5 * vanishing / len(tensors) - 0.8 * exploding / len(tensors)))
         return GradientEvidence(
             finite=finite,
             live_fraction=sum(norm > LIVE_NORM for norm in norms) / len(tensors),
-            norm_per_weight=total / math.sqrt(weights) if finite else None,
-            health=self._health(norms, len(tensors)) if finite else 0.0,
+            norm_per_weight=total / math.sqrt(sum(p.numel() for p in tensors)) if finite else None,
+            health=health if finite else 0.0,
         )
-
-    def _health(self, norms: list[float], num_tensors: int) -> float:
-        vanishing = num_tensors - sum(norm >= VANISHING_NORM for norm in norms)
-        exploding = sum(norm > EXPLODING_FACTOR * self.clip_norm for norm in norms)
-        return min(1.0, max(0.0, 1.0 - 0.5 * vanishing / num_tensors - 0.8 * exploding / num_tensors))
 
     # ---- state
 
     def named_state(self) -> dict[str, Tensor]:
         """State tensors by "<parameter>.<entry>"; parameters without state yet have none."""
-        inner = self._torch()
         return {
             f"{name}.{key}": value
-            for group in self._names.values()
+            for group in self.groups.values()
             for name, param in group.items()
-            for key, value in inner.state.get(param, {}).items()
+            for key, value in self.inner.state.get(param, {}).items()
             if isinstance(value, Tensor)
         }
 
@@ -196,7 +188,7 @@ class GrowingOptimizer:
             ValueError: A tensor belongs to no parameter here or has another shape, or the state is that of another kind
                 of optimizer. Nothing has changed.
         """
-        params = {name: param for group in self._names.values() for name, param in group.items()}
+        params = {name: param for group in self.groups.values() for name, param in group.items()}
         fresh: dict[Tensor, dict[str, Any]] = {}
         for full_name, value in tensors.items():
             name, _, key = full_name.rpartition(".")
@@ -207,30 +199,16 @@ class GrowingOptimizer:
                     f"optimizer state {full_name!r} has shape {tuple(value.shape)}, "
                     f"its parameter {tuple(params[name].shape)}"
                 )
-            fresh.setdefault(params[name], {})[key] = _laid_out_like(params[name], value)
+            if value.dim():  # in the memory order of its parameter: fused kernels walk both without looking at strides
+                taken = torch.empty_like(params[name], dtype=value.dtype, requires_grad=False).copy_(value)
+            else:
+                taken = value.to(params[name].device, copy=True)
+            fresh.setdefault(params[name], {})[key] = taken
         for name, param in params.items():
             if param in fresh and set(fresh[param]) != STATE_ENTRIES[self.spec.kind]:
                 raise ValueError(
                     f"optimizer state of {name!r} has {', '.join(sorted(fresh[param]))}; "
                     f"{self.spec.kind} needs {', '.join(sorted(STATE_ENTRIES[self.spec.kind]))}"
                 )
-        inner = self._torch()
-        inner.state.clear()
-        inner.state.update(fresh)
-
-    def _torch(self) -> torch.optim.Optimizer:
-        assert self._inner is not None
-        return self._inner
-
-
-def _laid_out_like(param: nn.Parameter, value: Tensor) -> Tensor:
-    """A copy in the memory order of its parameter: fused kernels walk both without looking at strides."""
-    if not value.dim():
-        return value.to(param.device, copy=True)
-    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
-
-
-def _build(spec: OptimSpec, entry: dict[str, Any]) -> torch.optim.Optimizer:
-    if spec.kind == "adamw":
-        return torch.optim.AdamW([entry], lr=spec.lr, fused=True)
-    return torch.optim.SGD([entry], lr=spec.lr, momentum=spec.momentum, fused=True)
+        self.inner.state.clear()
+        self.inner.state.update(fresh)

@@ -93,6 +93,7 @@ class EnginePool:
         """Envs whose gradients steps are to describe tensor by tensor."""
         self.num_restarts = 0
         self.num_abandoned = 0
+        """Envs given up; while it is 0, everything this pool returned is what any other pool would have returned."""
         self._sink = sink
         self._interrupted = False
         self._cancelled = False
@@ -107,9 +108,8 @@ class EnginePool:
         handles = [member.handle for member in self._members]
         try:
             for handle in handles:
-                if isinstance(handle, ProcessHandle):
-                    handle.launch()
-            hellos = tuple(h.greet() if isinstance(h, ProcessHandle) else h.start() for h in handles)
+                handle.launch()
+            hellos = tuple(handle.greet() for handle in handles)
         except WorkerLost as lost:
             self.close()
             raise PoolFailure(
@@ -140,7 +140,12 @@ class EnginePool:
         for member, part in zip(self._members, split_evenly(seeds, len(self._members)), strict=True):
             member.env_ids = tuple(seed.env_id for seed in part)
             member.history, member.reports = [], {}
-        self._warn_about_idling(len(seeds))
+        busy = sum(bool(member.env_ids) for member in self._members)
+        if busy > 1 and len(seeds) % busy:
+            warnings.warn(
+                f"{len(seeds)} envs on {busy} workers: steps wait for the fullest worker; use a multiple of {busy}",
+                stacklevel=2,
+            )
         chosen = {seed.env_id: seed for seed in seeds}
         return self._everywhere("reset", lambda member: (tuple(chosen[i] for i in member.env_ids),))
 
@@ -190,11 +195,6 @@ class EnginePool:
         """Envs whose episode of this round was given up with their worker."""
         return frozenset(env_id for member in self._members if member.abandoned for env_id in member.env_ids)
 
-    @property
-    def bitwise(self) -> bool:
-        """True while everything this pool returned is what any other pool would have returned."""
-        return self.num_abandoned == 0
-
     def progress(self) -> tuple[Progress, ...]:
         """Where the workers are; may be asked while another thread steps."""
         return tuple(member.handle.progress(member.env_ids) for member in self._members if member.working)
@@ -241,7 +241,12 @@ class EnginePool:
         for index, member in enumerate(self._members):
             if member.working:
                 request = Request(request_id=self._next_id, call=call, arguments=arguments(member))
-                asked.append((index, member, request, self._send(member, request)))
+                lost = None
+                try:
+                    member.handle.send(request)
+                except WorkerLost as error:
+                    lost = error
+                asked.append((index, member, request, lost))
         answers = {}
         for index, member, request, lost in asked:
             answer = self._collect(member, request, lost)
@@ -251,13 +256,6 @@ class EnginePool:
                     member.history.append(request)
         self._interrupted = False
         return answers
-
-    def _send(self, member: _Member, request: Request) -> WorkerLost | None:
-        try:
-            member.handle.send(request)
-        except WorkerLost as lost:
-            return lost
-        return None
 
     def _collect(self, member: _Member, request: Request, lost: WorkerLost | None) -> Any:
         """The answer of a member; a lost worker is replaced once, then given up."""
@@ -271,7 +269,12 @@ class EnginePool:
             raise StepCancelled("the run is stopping")
         started = time.monotonic()
         self._emit(member, "lost", lost, 0, 0.0)
-        self._count_restart(lost)
+        self.num_restarts += 1
+        if self.num_restarts > MAX_RESTARTS:
+            raise PoolFailure(
+                f"{lost}. Workers were lost {self.num_restarts} times in this run, the limit is {MAX_RESTARTS}; "
+                "look for memory limits or a crashing library"
+            )
         try:
             member.handle.start()
             for past in member.history:
@@ -287,14 +290,6 @@ class EnginePool:
         return answer
 
     # ---- losing workers
-
-    def _count_restart(self, lost: WorkerLost) -> None:
-        self.num_restarts += 1
-        if self.num_restarts > MAX_RESTARTS:
-            raise PoolFailure(
-                f"{lost}. Workers were lost {self.num_restarts} times in this run, the limit is {MAX_RESTARTS}; "
-                "look for memory limits or a crashing library"
-            )
 
     def _abandon(self, member: _Member, lost: WorkerLost) -> None:
         member.abandoned = True
@@ -355,14 +350,6 @@ class EnginePool:
                 data=payload,
             )
         )
-
-    def _warn_about_idling(self, num_envs: int) -> None:
-        busy = len([member for member in self._members if member.env_ids])
-        if busy > 1 and num_envs % busy:
-            warnings.warn(
-                f"{num_envs} envs on {busy} workers: steps wait for the fullest worker; use a multiple of {busy}",
-                stacklevel=3,
-            )
 
 
 def split_evenly(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:

@@ -28,7 +28,6 @@ class Hello:
 
     protocol_version: int
     pid: int
-    torch_version: str
     threads: int
     cores: tuple[int, ...]
     """Cores it may run on; empty where the system does not say."""
@@ -142,7 +141,6 @@ def introduce(worker: EngineWorker) -> Hello:
     return Hello(
         protocol_version=worker.protocol_version,
         pid=os.getpid(),
-        torch_version=torch.__version__,
         threads=torch.get_num_threads(),
         cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
         layout=worker.layout,

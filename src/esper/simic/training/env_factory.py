@@ -33,12 +33,11 @@ from esper.simic.training.batch_ops import process_train_batch
 from esper.simic.training.counterfactual_eval import process_fused_val_batch, report_again, report_epoch
 from esper.simic.training.parallel_env_state import EnvRecipe, EnvSpec, ParallelEnvState, read_snapshot
 from esper.tamiyo.tracker import SignalTracker
-from esper.tolaria.batches import SharedBatchIterator
+from esper.tolaria.batches import SharedBatchIterator, StoredTensor, store
 from esper.tolaria.engine import Beat, EnvOps, VectorizedEngine
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import Placement, parse_devices
-from esper.tolaria.shared_tensors import StoredTensor, store
 
 CreateEnv = Callable[[EnvRecipe, EpisodeSeed, Placement], ParallelEnvState]
 

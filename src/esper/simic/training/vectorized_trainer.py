@@ -143,7 +143,7 @@ class VectorizedPPOTrainer:
         self.num_env_steps = 0
         self.num_skipped = 0
         self._clock = _PhaseClock()
-        self.rollbacks = RollbackBudget.for_training(config.rounds * config.envs)
+        self.rollbacks = RollbackBudget(config.rounds * config.envs)
 
     def run(self) -> list[BatchSummary]:
         """Plays and learns until the last round is done or a stop is asked for.
