@@ -237,9 +237,9 @@ class SimicClient(FrozenPolicy):
         num_envs = len(after.reports)
         return Rollout(
             inputs=one_step(self._observation, self._cards, None),
-            actions_TNH=self._decision.actions_NH[None],
-            log_probs_TNH=self._decision.log_probs_NH[None],
-            usable_TNH=self._decision.usable_NH[None],
+            actions_TNH=self._decision.choice.actions_BH[None],
+            log_probs_TNH=self._decision.choice.log_probs_BH[None],
+            usable_TNH=self._decision.choice.usable_BH[None],
             values_TN=self._decision.values_N[None],
             rewards_TN=torch.tensor([[0.0 if reward is None else reward for reward in scaled]]),
             terminated_TN=torch.tensor([[report.terminal for report in after.reports]]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.simic.agent.advantages import compute_advantages, with_gae
+from esper.simic.agent.advantages import Rollout, compute_advantages, with_gae
 from tests.simic.agent.rounds import play_round, small_agent, small_world
 
 GAMMA, LAM = 0.9, 0.8
@@ -34,16 +35,20 @@ class Rows:
         return torch.tensor([[kind in wanted for kind in env] for env in self.kinds]).T
 
     def compute(self, rewards: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return compute_advantages(
+        unread = torch.zeros(())
+        rollout = Rollout(
+            inputs=cast(Any, None),
+            actions_TNH=unread,
+            log_probs_TNH=unread,
+            usable_TNH=unread,
             rewards_TN=self.rewards if rewards is None else rewards,
             values_TN=self.values,
             terminated_TN=self.terminated,
             truncated_TN=self.truncated,
             valid_TN=self.valid,
             bootstraps_TN=self.bootstraps,
-            gamma=GAMMA,
-            lam=LAM,
         )
+        return compute_advantages(rollout, gamma=GAMMA, lam=LAM)
 
     def by_hand(self, step: int, env: int) -> float:
         """Sum over the rest of this row's own episode of discounted one-step errors."""

@@ -68,16 +68,17 @@ def test_an_empty_slot_more_changes_nothing_but_the_pools() -> None:
     learn(play_round(agent, spec))
     inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
     three, four = agent.network(inputs), agent.network(_with_a_slot_more(inputs, like=1))
-    old, new = three.logits_fn.args[0], four.logits_fn.args[0]  # type: ignore[attr-defined]
-    assert torch.allclose(new.slots_BSE[:, :3], old.slots_BSE, atol=1e-6)
-    assert not torch.equal(new.trunk_BW, old.trunk_BW), "the pools see it"
-    same_trunk = replace(new, trunk_BW=old.trunk_BW)
-    actions = torch.zeros(len(old.trunk_BW), 4, dtype=torch.long)
+    old_trunk_BW, old_slots_BSE, _ = three.logits_fn.args  # type: ignore[attr-defined]
+    trunk_BW, slots_BSE, cards_SPE = four.logits_fn.args  # type: ignore[attr-defined]
+    assert torch.allclose(slots_BSE[:, :3], old_slots_BSE, atol=1e-6)
+    assert not torch.equal(trunk_BW, old_trunk_BW), "the pools see it"
+    actions = torch.zeros(len(trunk_BW), 4, dtype=torch.long)
     actions[:, OP] = LifecycleOp.GERMINATE
     for slot in range(3):
         actions[:, SLOT] = slot
         for head in (OP, SLOT, BLUEPRINT, BLEND):
-            before, after = three.logits_fn(head, actions), agent.network._logits(same_trunk, head, actions)
+            before = three.logits_fn(head, actions)
+            after = agent.network._logits(old_trunk_BW, slots_BSE, cards_SPE, head, actions)
             assert torch.allclose(after[:, : before.shape[1]], before, atol=1e-6)
 
 

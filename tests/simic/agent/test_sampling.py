@@ -162,9 +162,9 @@ def test_sample_and_evaluate_agree_bit_for_bit_on_the_same_inputs() -> None:
         generator = torch.Generator().manual_seed(step)
         uniforms_NH = torch.rand(seen.obs_ND.shape[0], len(HEAD_NAMES), generator=generator)
         decision = agent.act(seen, rollout.inputs.cards, memory, uniforms_NH)
-        choice, values = agent.evaluate(one_step(seen, rollout.inputs.cards, memory), decision.actions_NH[None])
-        assert torch.equal(choice.log_probs_BH, decision.log_probs_NH)
-        assert torch.equal(choice.entropies_BH, decision.entropies_NH)
+        choice, values = agent.evaluate(one_step(seen, rollout.inputs.cards, memory), decision.choice.actions_BH[None])
+        assert torch.equal(choice.log_probs_BH, decision.choice.log_probs_BH)
+        assert torch.equal(choice.entropies_BH, decision.choice.entropies_BH)
         assert torch.equal(values, decision.values_N)
         memory = decision.state
 

@@ -167,7 +167,7 @@ def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: in
     """A choice at that moment, and 1 for waiting."""
     draws_NH = torch.rand(moment.obs_ND.shape[0], len(HEAD_NAMES), generator=torch.Generator().manual_seed(episode))
     decision = agent.act(moment, cards, None, draws_NH)
-    return (decision.actions_NH[:, OP] == LifecycleOp.WAIT).float(), decision
+    return (decision.choice.actions_BH[:, OP] == LifecycleOp.WAIT).float(), decision
 
 
 def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> PolicyOutput:
@@ -177,7 +177,7 @@ def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> Policy
     columns = [torch.arange(num_envs) % size for size in (num_slots, num_blueprints, len(BLENDS))]
     actions_NH = torch.stack([*columns, torch.full((num_envs,), int(LifecycleOp.GERMINATE))], dim=1)
     choice, _ = agent.evaluate(one_step(moment, cards, None), actions_NH[None])
-    return replace(decision, actions_NH=actions_NH, log_probs_NH=choice.log_probs_BH, num_legal_NH=choice.num_legal_BH)
+    return replace(decision, choice=choice)
 
 
 def _head_norms(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> list[float]:
@@ -198,9 +198,9 @@ def _one_step_episodes(
     buffer.write(
         Rollout(
             inputs=one_step(moment, cards, None),
-            actions_TNH=decision.actions_NH[None],
-            log_probs_TNH=decision.log_probs_NH[None],
-            usable_TNH=decision.usable_NH[None],
+            actions_TNH=decision.choice.actions_BH[None],
+            log_probs_TNH=decision.choice.log_probs_BH[None],
+            usable_TNH=decision.choice.usable_BH[None],
             values_TN=decision.values_N[None],
             rewards_TN=rewards_N[None],
             terminated_TN=yes_N[None],

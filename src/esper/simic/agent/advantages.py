@@ -61,16 +61,7 @@ class Experience(Generic[InputsT]):
 
 def with_gae(rollout: Rollout[InputsT], *, gamma: float, lam: float, std_floor: float) -> Experience[InputsT]:
     """A rollout with its returns and advantages; advantages that spread less than `std_floor` are not magnified."""
-    advantages_TN, returns_TN = compute_advantages(
-        rewards_TN=rollout.rewards_TN,
-        values_TN=rollout.values_TN,
-        terminated_TN=rollout.terminated_TN,
-        truncated_TN=rollout.truncated_TN,
-        valid_TN=rollout.valid_TN,
-        bootstraps_TN=rollout.bootstraps_TN,
-        gamma=gamma,
-        lam=lam,
-    )
+    advantages_TN, returns_TN = compute_advantages(rollout, gamma=gamma, lam=lam)
     usable_TNH = rollout.usable_TNH & rollout.valid_TN[..., None]
     return Experience(
         rollout=rollout,
@@ -82,17 +73,7 @@ def with_gae(rollout: Rollout[InputsT], *, gamma: float, lam: float, std_floor: 
 
 
 @torch.no_grad()
-def compute_advantages(
-    *,
-    rewards_TN: Tensor,
-    values_TN: Tensor,
-    terminated_TN: Tensor,
-    truncated_TN: Tensor,
-    valid_TN: Tensor,
-    bootstraps_TN: Tensor,
-    gamma: float,
-    lam: float,
-) -> tuple[Tensor, Tensor]:
+def compute_advantages(rollout: Rollout[InputsT], *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation per env, backwards in time.
 
     A terminated row is followed by nothing: its next value is 0. A truncated row is followed by a state outside
@@ -105,6 +86,8 @@ def compute_advantages(
         ValueError: A valid row is followed by an invalid one or by the end without being terminated or truncated;
             its return would be made up.
     """
+    rewards_TN, values_TN, valid_TN = rollout.rewards_TN, rollout.values_TN, rollout.valid_TN
+    terminated_TN, truncated_TN = rollout.terminated_TN, rollout.truncated_TN
     ends_TN = terminated_TN | truncated_TN
     _check_every_sequence_ends(ends_TN, valid_TN)
     advantages_TN = torch.zeros_like(rewards_TN)
@@ -112,7 +95,7 @@ def compute_advantages(
     next_value_N = torch.zeros_like(rewards_TN[0])
     for step in reversed(range(rewards_TN.shape[0])):
         ends_N, valid_N = ends_TN[step], valid_TN[step]
-        outside_N = torch.where(truncated_TN[step] & ~terminated_TN[step], bootstraps_TN[step], 0.0)
+        outside_N = torch.where(truncated_TN[step] & ~terminated_TN[step], rollout.bootstraps_TN[step], 0.0)
         following_N = torch.where(ends_N, outside_N, next_value_N)
         delta_N = rewards_TN[step] + gamma * following_N - values_TN[step]
         carried_N = torch.where(ends_N, 0.0, next_advantage_N)

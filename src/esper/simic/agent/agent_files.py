@@ -90,20 +90,16 @@ def unpack_(network: nn.Module, optimizer: torch.optim.Optimizer, files: Mapping
     _compare(POLICY_FILE, weights, {name: tensor.shape for name, tensor in network.state_dict().items()})
     moments = _tensors(files, OPTIMIZER_FILE)
     if moments:
-        _compare(OPTIMIZER_FILE, moments, _moment_shapes(network))
+        shapes = {
+            f"{name}:{moment}": torch.Size(()) if moment == "step" else parameter.shape
+            for name, parameter in network.named_parameters()
+            for moment in _MOMENTS
+        }
+        _compare(OPTIMIZER_FILE, moments, shapes)
     network.load_state_dict(weights)
     for name, parameter in network.named_parameters():
         if moments:
             optimizer.state[parameter] = {moment: moments[f"{name}:{moment}"] for moment in _MOMENTS}
-
-
-def _moment_shapes(network: nn.Module) -> dict[str, torch.Size]:
-    scalar = torch.Size(())
-    return {
-        f"{name}:{moment}": scalar if moment == "step" else parameter.shape
-        for name, parameter in network.named_parameters()
-        for moment in _MOMENTS
-    }
 
 
 def _tensors(files: Mapping[str, bytes], name: str) -> dict[str, Tensor]:

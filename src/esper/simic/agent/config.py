@@ -40,14 +40,7 @@ UP_TO_HALF = Range(text="in [0, 0.5]", low=0.0, high=0.5)
 
 
 def option(words: str, default: Any, allowed: Range | None = None, *, group: str = "policy") -> Any:
-    """A field of a configuration.
-
-    Args:
-        words: Help text.
-        default: Its value unless something else is said.
-        allowed: Checked by `check_ranges`; None: not a number.
-        group: Heading in the help of the command line.
-    """
+    """A field of a configuration: help text, default, range (checked by `check_ranges`), heading in the help."""
     return field(default=default, metadata={"help": words, "range": allowed, "group": group})
 
 
@@ -69,14 +62,14 @@ class Hyperparameters:
 
     lr: float = option("Adam's step size at the start", 3e-4, POSITIVE)
     lr_final_share: float = option("share of it left at the end", 0.1, SHARE)
-    # Where little is at stake the pull towards the prior then wins, and trying things goes on.
+    # Where little is at stake the KL penalty towards the prior then wins, and exploration goes on.
     advantage_std_floor: float = option("spread below which advantages are not magnified, in rewards", 1.0, POSITIVE)
     lam: float = option("trace decay of the advantage estimate", 0.95, SHARE)
     ppo_epochs: int = option("passes over a round", 4, COUNT)
     clip_ratio: float = option("how far a probability ratio may move before its gradient ends", 0.2, FRACTION)
     target_kl: float = option("joint KL at which the passes of a round stop", 0.03, POSITIVE)
     entropy_coef: float = option(
-        "pull of the op towards its prior and of the other heads towards uniform choice, at the start",
+        "KL penalty of the op towards its prior and of the other heads towards uniform choice, at the start",
         0.1,
         NOT_NEGATIVE,
     )
@@ -87,7 +80,8 @@ class Hyperparameters:
     max_grad_norm: float = option("gradients are clipped to this norm", 0.5, POSITIVE)
     width: int = option("units of trunk and memory", 128, COUNT)
     op_prior: tuple[float, ...] = option(
-        f"logits the op head starts from and is pulled to ({', '.join(op.name for op in OPS)})", DEFAULT_OP_PRIOR
+        f"logits the op head starts from and of the prior of its KL penalty ({', '.join(op.name for op in OPS)})",
+        DEFAULT_OP_PRIOR,
     )
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import ModelFileError, NumericFailure, derive_seed
-from esper.simic.agent.advantages import Experience, Rollout, with_gae
+from esper.simic.agent.advantages import Rollout, with_gae
 from esper.simic.agent.agent_files import FACTS_FILE, pack, read_facts, read_files, tuples, unpack_, write_files
 from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, UP_TO_HALF, PPOConfig, option
 from esper.simic.agent.gym_envs import MaskSource, Moment, TensorEnvs, call_action_masks
@@ -184,7 +184,14 @@ class RecurrentPPO:
         while self.env_steps < config.schedule_steps:
             rollout = self.collect()
             experience = with_gae(rollout, gamma=config.gamma, lam=config.lam, std_floor=config.advantage_std_floor)
-            _check_returns(experience)
+            odd_TN = ~torch.isfinite(experience.returns_TN)  # finite rewards can add up to more than a float holds
+            if bool(odd_TN.any()):
+                step, env = odd_TN.nonzero()[0].tolist()
+                raise NumericFailure(
+                    f"env {env}, step {step} of the rollout: expected a finite return, got "
+                    f"{experience.returns_TN[step, env].item()}. Nothing was learned from it; scale the rewards of the "
+                    "env down"
+                )
             self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
             settings = UpdateSettings(
                 config=config,
@@ -331,14 +338,3 @@ class RecurrentPPO:
 
     def _generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, purpose))
-
-
-def _check_returns(experience: Experience[GymInputs]) -> None:
-    """Finite rewards can still add up to more than a float holds."""
-    odd_TN = ~torch.isfinite(experience.returns_TN)
-    if bool(odd_TN.any()):
-        step, env = odd_TN.nonzero()[0].tolist()
-        raise NumericFailure(
-            f"env {env}, step {step} of the rollout: expected a finite return, got "
-            f"{experience.returns_TN[step, env].item()}. Nothing was learned from it; scale the rewards of the env down"
-        )

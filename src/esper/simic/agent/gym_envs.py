@@ -125,8 +125,14 @@ class TensorEnvs:
             legal = np.asarray(self._masks(self._envs))
             if legal.shape != legal_NA.shape:
                 raise ValueError(f"expected action masks of shape {tuple(legal_NA.shape)}, got {legal.shape}")
+            is_integer = np.issubdtype(legal.dtype, np.integer)
+            if legal.dtype != np.bool_ and not (is_integer and np.isin(legal, (0, 1)).all()):
+                raise ValueError(
+                    f"expected action masks of booleans, or of 0 and 1, got {legal.dtype} with values from "
+                    f"{legal.min()} to {legal.max()}; say for each choice whether it is legal"
+                )
             # After an episode nothing is chosen, so an env may have nothing legal to offer there.
-            legal_NA = torch.from_numpy(_as_booleans(legal)) | over_N[:, None]
+            legal_NA = torch.from_numpy(legal.astype(np.bool_)) | over_N[:, None]
             self._check_possible(legal_NA)
         obs_ND = self._encode(obs)
         self._check_finite("observation", obs_ND)
@@ -158,15 +164,6 @@ class TensorEnvs:
         if isinstance(space, spaces.Discrete):
             return F.one_hot(torch.tensor(obs) - int(space.start), self.obs_size).float()
         return torch.tensor(obs, dtype=torch.float32).flatten(1)
-
-
-def _as_booleans(legal: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    if legal.dtype != np.bool_ and not (np.issubdtype(legal.dtype, np.integer) and np.isin(legal, (0, 1)).all()):
-        raise ValueError(
-            f"expected action masks of booleans, or of 0 and 1, got {legal.dtype} with values from {legal.min()} to "
-            f"{legal.max()}; say for each choice whether it is legal"
-        )
-    return legal.astype(np.bool_)
 
 
 def _obs_size(space: spaces.Space[Any]) -> int:

@@ -18,7 +18,7 @@ from esper.simic.agent.agent_files import FACTS_FILE, pack, read_facts, read_fil
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.policy import LSTMState
 from esper.simic.agent.ppo_update import UpdateSettings, observation_health, run_epochs, skipped_metrics
-from esper.simic.agent.sampling import Choice, Distribution, Exploration, choose
+from esper.simic.agent.sampling import Choice, Exploration, choose
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
 from esper.simic.agent.tamiyo_network import ColumnNorm, NetworkShape, TamiyoNetwork
@@ -29,29 +29,21 @@ from esper.simic.agent.types import ActionDict, HeadLogProbs, PPOUpdateMetrics
 class PolicyOutput:
     """What the agent chose for N envs at one moment, and how sure it was."""
 
-    actions_NH: Tensor
-    log_probs_NH: Tensor
-    entropies_NH: Tensor
-    num_legal_NH: Tensor
+    choice: Choice
+    """Its rows are envs."""
     values_N: Tensor
     """In units of scaled reward."""
-    distributions: tuple[Distribution, ...]
-    """Per head, in storage order: what was drawn from."""
     state: LSTMState
-
-    @property
-    def usable_NH(self) -> Tensor:
-        """True where a head had more than one legal choice."""
-        return self.num_legal_NH > 1
 
     def actions(self) -> list[ActionDict]:
         """The choice of every env, by one read for all of them."""
-        rows = self.actions_NH.tolist()  # sync: they must reach the workers
+        rows = self.choice.actions_BH.tolist()  # sync: they must reach the workers
         return [cast(ActionDict, dict(zip(HEAD_NAMES, row, strict=True))) for row in rows]
 
     def log_probs(self) -> list[HeadLogProbs]:
         """Log-probabilities of the choices of every env, by one read for all of them."""
-        return [cast(HeadLogProbs, dict(zip(HEAD_NAMES, row, strict=True))) for row in self.log_probs_NH.tolist()]
+        rows = self.choice.log_probs_BH.tolist()
+        return [cast(HeadLogProbs, dict(zip(HEAD_NAMES, row, strict=True))) for row in rows]
 
 
 class PPOAgent:
@@ -87,26 +79,14 @@ class PPOAgent:
     def act(
         self, observation: Observation, cards: Cards, state: LSTMState | None, uniforms_NH: Tensor | None
     ) -> PolicyOutput:
-        """Chooses for all envs.
+        """Chooses for all envs: samples by draws in [0, 1), or, without them, takes the most likely choices.
 
-        Args:
-            observation: N envs now.
-            cards: The blueprints of their layout.
-            state: LSTM state from the last decision; None at the start of the episodes.
-            uniforms_NH: Draws in [0, 1) that decide the samples. None is greedy: the most likely choice, no
-                exploration.
+        `state` is the LSTM state from the last decision; None at the start of the episodes.
         """
         forward = self.network(self._with_memory(one_step(observation, cards, state)))
         choice = choose(forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH)
-        return PolicyOutput(
-            actions_NH=choice.actions_BH,
-            log_probs_NH=choice.log_probs_BH,
-            entropies_NH=choice.entropies_BH,
-            num_legal_NH=choice.num_legal_BH,
-            values_N=self.network.value.denormalize(forward.values_B),
-            distributions=choice.distributions,
-            state=forward.state,
-        )
+        values_N = self.network.value.denormalize(forward.values_B)
+        return PolicyOutput(choice=choice, values_N=values_N, state=forward.state)
 
     @torch.no_grad()
     def evaluate(self, inputs: TamiyoInputs, actions_TNH: Tensor) -> tuple[Choice, Tensor]:
@@ -123,10 +103,8 @@ class PPOAgent:
         Returns:
             One figure per env and column, and one per env, slot and column. Flags and one-hots are never unusual.
         """
-        norms = self.network.obs_norm, self.network.slot_norm
-        rows = observation.obs_ND, observation.slot_obs_NSF
-        far_ND, far_NSF = (norm.deviations(values) for norm, values in zip(norms, rows, strict=True))
-        return far_ND, far_NSF
+        obs_norm, slot_norm = self.network.obs_norm, self.network.slot_norm
+        return obs_norm.deviations(observation.obs_ND), slot_norm.deviations(observation.slot_obs_NSF)
 
     def update(self, buffer: TamiyoRolloutBuffer) -> PPOUpdateMetrics:
         """Learns from a rollout. The buffer is left as it is; several updates over it may follow each other.
@@ -151,10 +129,8 @@ class PPOAgent:
         generator = torch.Generator().manual_seed(derive_seed(self.run_seed, None, self.updates, None, "ppo"))
         result = run_epochs(self.network, self.optimizer, experience, settings, generator)
         self.last_ratios_B, self._clip_factor = result.ratios_B, result.clip_factor
-        groups = self._observed(rollout)
-        result.metrics["observations"] = observation_health(
-            (norm.stats, norm.normalised, rows) for norm, rows in groups
-        )
+        seen = ((norm.stats, norm.normalised, rows) for norm, rows in self._observed(rollout))
+        result.metrics["observations"] = observation_health(seen)
         self._round_steps = result.metrics["env_steps"]
         self.updates += 1
         return result.metrics
@@ -191,10 +167,9 @@ class PPOAgent:
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, bytes]) -> PPOAgent:
-        """Rebuilds an agent; its next update gives the bits the original's would have given.
+        """Rebuilds an agent from the directory that `save` wrote, or from what `to_files` returned.
 
-        Args:
-            source: The directory that `save` wrote, or what `to_files` returned.
+        Its next update gives the bits the original's would have given.
 
         Raises:
             ModelFileError: Files are missing or damaged, or were written by an agent this code cannot build.

@@ -87,8 +87,7 @@ def run_epochs(
     tally = _Tally()
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate
-    num_envs = experience.rollout.valid_TN.shape[1]
-    for envs in _minibatches(num_envs, config, generator):
+    for envs in _minibatches(experience.rollout.valid_TN.shape[1], config, generator):
         losses = compute_losses(policy, experience, envs, settings)
         tally.look(losses)
         if kl_stopped := bool(losses.approx_kl > config.target_kl):  # sync: decides whether to go on
@@ -140,7 +139,9 @@ def compute_losses(
 
     weights_BH = _head_weights(experience.usable_TNH, usable_BH, len(envs))
     advantages_BH = experience.advantages_TNH[:, envs].flatten(0, 1)
-    policy_loss = -(weights_BH * _clipped_surrogate(log_ratio_BH, advantages_BH, config.clip_ratio)).sum()
+    ratio_BH = log_ratio_BH.exp()
+    clipped_BH = ratio_BH.clamp(1.0 - config.clip_ratio, 1.0 + config.clip_ratio)
+    policy_loss = -(weights_BH * torch.minimum(ratio_BH * advantages_BH, clipped_BH * advantages_BH)).sum()
     entropy_loss = (weights_BH * choice.prior_gaps_BH).sum()
     valid_B = rollout.valid_TN[:, envs].flatten()
     targets_B = policy.value.normalize(experience.returns_TN[:, envs].flatten())
@@ -171,12 +172,6 @@ def _head_weights(rollout_usable_TNH: Tensor, usable_BH: Tensor, num_envs: int) 
     rows_H = rollout_usable_TNH.sum(dim=(0, 1)) * (num_envs / rollout_usable_TNH.shape[1])
     in_use = (rows_H > 0).sum().clamp(min=1)
     return usable_BH / (rows_H.clamp(min=1.0) * in_use)
-
-
-def _clipped_surrogate(log_ratio_BH: Tensor, advantages_BH: Tensor, clip_ratio: float) -> Tensor:
-    ratio_BH = log_ratio_BH.exp()
-    clipped_BH = ratio_BH.clamp(1.0 - clip_ratio, 1.0 + clip_ratio)
-    return torch.minimum(ratio_BH * advantages_BH, clipped_BH * advantages_BH)
 
 
 @torch.no_grad()

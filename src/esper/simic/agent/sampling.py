@@ -94,14 +94,9 @@ def choose(
     actions_BH: Tensor | None = None,
     uniforms_BH: Tensor | None = None,
 ) -> Choice:
-    """Evaluates the given actions; or samples by the given uniform numbers; or, without both, takes the most likely.
+    """Evaluates the given actions; or samples by uniform numbers in [0, 1); or, without both, takes the most likely.
 
-    Args:
-        logits_fn: Scores one head given the choices so far.
-        masks: Legality of one head given the choices so far.
-        exploration: Mixture weights and priors; rollout and update of a round must use the same.
-        actions_BH: Choices to evaluate.
-        uniforms_BH: Numbers in [0, 1), one per row and head, to sample by.
+    Rollout and update of a round must use the same `exploration`.
 
     Raises:
         ValueError: A head has no legal choice.
@@ -111,7 +106,8 @@ def choose(
     order = masks.sampling_order
     greedy = actions_BH is None and uniforms_BH is None
     chosen_BH = torch.zeros(masks.num_rows, len(order), dtype=torch.long) if actions_BH is None else actions_BH
-    heads: dict[int, _HeadChoice] = {}
+    distributions: dict[int, Distribution] = {}
+    described: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
     for head in order:
         legal_BC = masks.legal(head, chosen_BH)
         logits_BC = logits_fn(head, chosen_BH).float()
@@ -121,24 +117,18 @@ def choose(
             _check_possible(head, distribution)
             uniforms_B = None if uniforms_BH is None else uniforms_BH[:, head]
             chosen_BH[:, head] = _pick(distribution, uniforms_B)
-        heads[head] = _describe(distribution, chosen_BH[:, head], exploration.priors[head])
-    columns = [heads[head] for head in range(len(order))]
+        distributions[head] = distribution
+        described[head] = _describe(distribution, chosen_BH[:, head], exploration.priors[head])
+    columns = zip(*(described[head] for head in sorted(order)), strict=True)
+    log_probs_BH, entropies_BH, prior_gaps_BH, num_legal_BH = (torch.stack(column, dim=1) for column in columns)
     return Choice(
         actions_BH=chosen_BH,
-        log_probs_BH=torch.stack([column.log_prob_B for column in columns], dim=1),
-        entropies_BH=torch.stack([column.entropy_B for column in columns], dim=1),
-        prior_gaps_BH=torch.stack([column.prior_gap_B for column in columns], dim=1),
-        num_legal_BH=torch.stack([column.distribution.num_legal_B for column in columns], dim=1),
-        distributions=tuple(column.distribution for column in columns),
+        log_probs_BH=log_probs_BH,
+        entropies_BH=entropies_BH,
+        prior_gaps_BH=prior_gaps_BH,
+        num_legal_BH=num_legal_BH,
+        distributions=tuple(distributions[head] for head in sorted(order)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _HeadChoice:
-    log_prob_B: Tensor
-    entropy_B: Tensor
-    prior_gap_B: Tensor
-    distribution: Distribution
 
 
 def _mix(logits_BC: Tensor, legal_BC: Tensor, epsilon: float) -> Distribution:
@@ -161,7 +151,10 @@ def _pick(distribution: Distribution, uniforms_B: Tensor | None) -> Tensor:
     return (edges_BC <= uniforms_B.double()[:, None] * edges_BC[:, -1:]).sum(dim=-1)
 
 
-def _describe(distribution: Distribution, actions_B: Tensor, prior: tuple[float, ...] | None) -> _HeadChoice:
+def _describe(
+    distribution: Distribution, actions_B: Tensor, prior: tuple[float, ...] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Log-probability, entropy share and prior gap of the chosen actions, and the number of legal ones."""
     num_legal_B, log_policy_BC = distribution.num_legal_B, distribution.log_policy_BC
     has_choice_B = num_legal_B > 1
     log_prob_B = distribution.log_mixed_BC.gather(1, actions_B[:, None])[:, 0]
@@ -176,11 +169,11 @@ def _describe(distribution: Distribution, actions_B: Tensor, prior: tuple[float,
         # the KL the other way round and of the reward vanish with the probability: an op once lost would stay lost.
         prior_gap_B = (log_prior_BC.exp() * (log_prior_BC - log_policy_BC)).sum(dim=-1) / scale_B
     zero = torch.zeros((), device=log_prob_B.device)
-    return _HeadChoice(
+    return (
         torch.where(has_choice_B, log_prob_B, zero),
         torch.where(has_choice_B, entropy_B, zero),
         torch.where(has_choice_B, prior_gap_B, zero),
-        distribution,
+        num_legal_B,
     )
 
 

@@ -31,7 +31,6 @@ from esper.simic.control.normalization import RunningMeanStd
 
 ENCODING = 64
 EMBEDDING = 16
-POLICY_GAIN = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +44,6 @@ class NetworkShape:
     card_columns: tuple[str, ...]
     blueprints: tuple[str, ...]
     """Blueprints with an embedding of their own. Others are judged by their card alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoding:
-    trunk_BW: Tensor
-    slots_BSE: Tensor
-    cards_SPE: Tensor
 
 
 class ColumnNorm(nn.Module):
@@ -110,7 +102,7 @@ class TamiyoNetwork(nn.Module):
         for head in (self.op_head, self.slot_query, self.blueprint_score, self.blend_head):
             output = head[-1]
             assert isinstance(output, nn.Linear)
-            scale_output_(output, POLICY_GAIN, generator)
+            scale_output_(output, 0.01, generator)
             if head is self.op_head:
                 output.bias.copy_(torch.tensor(op_prior))
         scale_output_(self.value.out, 1.0, generator)
@@ -125,9 +117,8 @@ class TamiyoNetwork(nn.Module):
         state = inputs.state if inputs.state is not None else zero_state(self.memory, trunk_TNW.shape[1])
         memory_TNW, state = unroll(self.memory, trunk_TNW, state, inputs.starts_TN)
         trunk_BW = (trunk_TNW + memory_TNW).flatten(0, 1)
-        encoding = _Encoding(trunk_BW, slots_TNSE.flatten(0, 1), self._encode_cards(inputs.cards))
         return ForwardPass(
-            logits_fn=partial(self._logits, encoding),
+            logits_fn=partial(self._logits, trunk_BW, slots_TNSE.flatten(0, 1), self._encode_cards(inputs.cards)),
             masks=inputs.masks.map(lambda mask: mask.flatten(0, 1)),
             values_B=self.value(trunk_BW),
             memory_TNW=memory_TNW,
@@ -145,41 +136,27 @@ class TamiyoNetwork(nn.Module):
 
     def _encode_cards(self, cards: Cards) -> Tensor:
         # Id 0 is a blueprint the network was not built with: judged by its card alone.
-        unknown = torch.zeros_like(self.blueprint_embedding[:1])
-        table = torch.cat([unknown, self.blueprint_embedding])
+        table = torch.cat([torch.zeros_like(self.blueprint_embedding[:1]), self.blueprint_embedding])
         embedded_PE = table[cards.blueprint_ids_P]
-        num_slots = cards.rows_SPC.shape[0]
-        rows_SPC = torch.cat([cards.rows_SPC, embedded_PE.expand(num_slots, -1, -1)], dim=-1)
+        rows_SPC = torch.cat([cards.rows_SPC, embedded_PE.expand(len(cards.rows_SPC), -1, -1)], dim=-1)
         encoded: Tensor = self.card_encoder(rows_SPC)
         return encoded
 
-    def _logits(self, encoding: _Encoding, head: int, actions_BH: Tensor) -> Tensor:
-        if head == OP:
-            logits: Tensor = self.op_head(encoding.trunk_BW)
-            return logits
-        if head == SLOT:
-            return self._slot_logits(encoding, actions_BH)
-        if head == BLUEPRINT:
-            return self._blueprint_logits(encoding, actions_BH)
-        assert head == BLEND, f"no scorer for head {head}"
-        return self._blend_logits(encoding, actions_BH)
-
-    def _slot_logits(self, encoding: _Encoding, actions_BH: Tensor) -> Tensor:
-        op_BE = self.op_embedding[actions_BH[:, OP]]
-        query_BE = self.slot_query(torch.cat([encoding.trunk_BW, op_BE], dim=-1))
-        keys_BSE = self.slot_key(encoding.slots_BSE)
-        scores_BS1: Tensor = keys_BSE @ query_BE[:, :, None]
-        return scores_BS1[:, :, 0]
-
-    def _blueprint_logits(self, encoding: _Encoding, actions_BH: Tensor) -> Tensor:
+    def _logits(self, trunk_BW: Tensor, slots_BSE: Tensor, cards_SPE: Tensor, head: int, actions_BH: Tensor) -> Tensor:
+        logits: Tensor
         slots_B = actions_BH[:, SLOT]
-        rows_B = torch.arange(len(slots_B), device=slots_B.device)
-        context = torch.cat([encoding.trunk_BW, encoding.slots_BSE[rows_B, slots_B]], dim=-1)
-        context_BE = self.blueprint_context(context)
-        scores: Tensor = self.blueprint_score(context_BE[:, None] + encoding.cards_SPE[slots_B])
-        return scores[:, :, 0]
-
-    def _blend_logits(self, encoding: _Encoding, actions_BH: Tensor) -> Tensor:
-        card_BE = encoding.cards_SPE[actions_BH[:, SLOT], actions_BH[:, BLUEPRINT]]
-        logits: Tensor = self.blend_head(torch.cat([encoding.trunk_BW, card_BE], dim=-1))
+        if head == OP:
+            logits = self.op_head(trunk_BW)
+        elif head == SLOT:
+            op_BE = self.op_embedding[actions_BH[:, OP]]
+            query_BE = self.slot_query(torch.cat([trunk_BW, op_BE], dim=-1))
+            logits = (self.slot_key(slots_BSE) @ query_BE[:, :, None])[:, :, 0]
+        elif head == BLUEPRINT:
+            rows_B = torch.arange(len(slots_B), device=slots_B.device)
+            context_BE = self.blueprint_context(torch.cat([trunk_BW, slots_BSE[rows_B, slots_B]], dim=-1))
+            logits = self.blueprint_score(context_BE[:, None] + cards_SPE[slots_B])[:, :, 0]
+        else:
+            assert head == BLEND, f"no scorer for head {head}"
+            card_BE = cards_SPE[slots_B, actions_BH[:, BLUEPRINT]]
+            logits = self.blend_head(torch.cat([trunk_BW, card_BE], dim=-1))
         return logits

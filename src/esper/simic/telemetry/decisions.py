@@ -54,8 +54,8 @@ def decision_records(
     rows = zip(
         specs,
         cast(list[Mapping[str, float]], decision.log_probs()),
-        decision.entropies_NH.tolist(),
-        decision.num_legal_NH.tolist(),
+        decision.choice.entropies_BH.tolist(),
+        decision.choice.num_legal_BH.tolist(),
         decision.values_N.tolist(),
         strict=True,
     )
@@ -92,7 +92,7 @@ def _probs(decision: PolicyOutput, envs: Sequence[int], layout: HostLayout) -> l
     """For some envs, head by head, the probability of every legal choice."""
     names = {"op": [op.name for op in OPS], "slot": layout.slot_ids, "blueprint": layout.blueprints, "blend": BLENDS}
     told: list[dict[str, dict[str, float]]] = [{} for _ in envs]
-    for head, distribution in zip(HEAD_NAMES, decision.distributions, strict=True):
+    for head, distribution in zip(HEAD_NAMES, decision.choice.distributions, strict=True):
         rows = zip(distribution.probs_BC()[envs].tolist(), distribution.legal_BC[envs].tolist(), strict=True)
         for heads, (found, legal) in zip(told, rows, strict=True):
             heads[head] = {name: brief(share) for name, share, ok in zip(names[head], found, legal, strict=True) if ok}

@@ -91,7 +91,9 @@ class TrainingConfig(Hyperparameters):
         f"groups of whole env sequences per pass; default: {MINIBATCHES}, at most one per env", None, COUNT
     )
     ppo_updates_per_batch: int = option("updates of the policy per round", 1, COUNT)
-    anneal_fraction: float = option("share of the run in which lr, pull and epsilons come to their end", 1.0, FRACTION)
+    anneal_fraction: float = option(
+        "share of the run in which lr, KL penalty and epsilons come to their end", 1.0, FRACTION
+    )
 
     level: str = option(f"how much is logged: {', '.join(LEVELS)}; never changes a result", "normal", group="records")
     console: str = option(f"what is shown meanwhile: {', '.join(CONSOLES)}", "auto", group="records")
