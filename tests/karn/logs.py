@@ -336,7 +336,7 @@ def germinated(**fields: object) -> SeedGerminated:
             blueprint="mlp.lora",
             blend="linear",
             params=200,
-            initiator=Cause.POLICY,
+            cause=Cause.POLICY,
         ),
         fields,
     )
@@ -367,7 +367,7 @@ def seed_ended(**fields: object) -> SeedEnded:
             from_stage="HOLDING",
             epochs_total=2,
             contribution_pp=1.25,
-            initiator=Cause.POLICY,
+            cause=Cause.POLICY,
         ),
         fields,
     )

@@ -167,16 +167,16 @@ ORDER BY born.run, born.seq
 
 _SEED_HISTORY = f"""
 SELECT {_STAMP}{_IDS[Scope.ENV]}, data.seed_id AS seed_id, data.slot_id AS slot_id, from_stage, to_stage, cause
-FROM (SELECT *, 'DORMANT' AS from_stage, 'GERMINATED' AS to_stage, data.initiator AS cause
+FROM (SELECT *, 'DORMANT' AS from_stage, 'GERMINATED' AS to_stage, data.cause AS cause
       FROM {_typed(_T.SEED_GERMINATED)}
       UNION ALL BY NAME
       SELECT *, data.from_stage AS from_stage, data.to_stage AS to_stage, data.cause AS cause
       FROM {_typed(_T.SEED_STAGE_CHANGED)}
       UNION ALL BY NAME
-      SELECT *, data.from_stage AS from_stage, 'FOSSILIZED' AS to_stage, data.initiator AS cause
+      SELECT *, data.from_stage AS from_stage, 'FOSSILIZED' AS to_stage, data.cause AS cause
       FROM {_typed(_T.SEED_FOSSILIZED)}
       UNION ALL BY NAME
-      SELECT *, data.from_stage AS from_stage, 'PRUNED' AS to_stage, data.initiator AS cause
+      SELECT *, data.from_stage AS from_stage, 'PRUNED' AS to_stage, data.cause AS cause
       FROM {_typed(_T.SEED_PRUNED)})
 ORDER BY run, seq
 """

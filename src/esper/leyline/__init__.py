@@ -10,8 +10,8 @@ from esper.leyline.coalitions import (
 )
 from esper.leyline.env_payloads import (
     ActionTaken, CoalitionMeasured, CoalitionRow, EpisodeCompleted, EpochCompleted, EpochScores, GateEvaluated,
-    GovernorStateChanged, HeadDecision, RewardHackingSuspected, SeedEnded, SeedGerminated, SeedStageChanged,
-    SeenByPolicy, SlotState
+    GovernorStateChanged, HeadDecision, LossCheck, RewardHackingSuspected, SeedEnded, SeedGerminated, SeedMoved,
+    SeedStageChanged, SeenByPolicy, SlotState
 )
 from esper.leyline.errors import (
     CheckpointError, DataDamaged, DataNotFound, ExitCode, GerminationError, IllegalOperation, ModelFileError,

@@ -172,26 +172,30 @@ class ActionTaken:
 
 
 @record
-class SeedGerminated:
-    """A seed was planted."""
+class SeedMoved:
+    """A move in the life of a seed."""
 
     seed_id: str
     """env.episode.slot.n, unique in the run."""
     slot_id: str
+    cause: Cause
+    """Who did it: policy, or auto (by itself, when a gate opens or time is up)."""
+
+
+@record
+class SeedGerminated(SeedMoved):
+    """A seed was planted."""
+
     blueprint: str
     blend: str
     params: int
     """Parameters it adds."""
-    initiator: Cause
-    """Who did it: policy, auto or governor."""
 
 
 @record
-class SeedStageChanged:
+class SeedStageChanged(SeedMoved):
     """A seed moved; births, fossils and prunes have events of their own."""
 
-    seed_id: str
-    slot_id: str
     from_stage: str
     """The SeedStage name it left."""
     to_stage: str
@@ -200,16 +204,12 @@ class SeedStageChanged:
     """How much of the seed reached the output of its slot at that moment."""
     epochs_in_stage: int
     """Of the stage that was left."""
-    cause: Cause
-    """Who did it: policy, auto (by itself, when a gate opens or time is up) or governor."""
 
 
 @record
-class SeedEnded:
+class SeedEnded(SeedMoved):
     """A seed was kept for good or removed: the payload of SEED_FOSSILIZED and SEED_PRUNED."""
 
-    seed_id: str
-    slot_id: str
     blueprint: str
     params: int
     """Parameters that it keeps or frees."""
@@ -219,8 +219,6 @@ class SeedEnded:
     """Epochs completed since it was planted."""
     contribution_pp: float | None = None
     """Points lost when it alone was switched off, as measured last; None if it was not."""
-    initiator: Cause
-    """Who did it: policy, auto or governor."""
 
 
 @record
@@ -276,15 +274,9 @@ class CoalitionMeasured:
 
 
 @record
-class GovernorStateChanged:
-    """The governor changed its mind about a host, or set it back."""
+class LossCheck:
+    """A validation loss as the governor judged it."""
 
-    from_state: str
-    """healthy, suspect or panic."""
-    to_state: str
-    """The same."""
-    reason: str | None = None
-    """nonfinite, collapse (as bad as guessing after having learned) or divergence; None on the way back to healthy."""
     value: float
     """The validation loss that was judged. After a rollback this event is the only place that has it."""
     limit: float | None = None
@@ -296,7 +288,19 @@ class GovernorStateChanged:
     num_consecutive: int
     """Suspect epochs in a row, this one included."""
     first_epoch: int | None = None
-    """Where the trouble began: the first suspect epoch of the streak."""
+    """Where the trouble began: the first suspect epoch of the streak; None while healthy."""
+
+
+@record
+class GovernorStateChanged(LossCheck):
+    """The governor changed its mind about a host, or set it back."""
+
+    from_state: str
+    """healthy, suspect or panic."""
+    to_state: str
+    """The same."""
+    reason: str | None = None
+    """nonfinite, collapse (as bad as guessing after having learned) or divergence; None on the way back to healthy."""
     op: str | None = None
     """What the controller did in this epoch; None for the untrained host."""
     slot_id: str | None = None

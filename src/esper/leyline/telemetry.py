@@ -265,7 +265,7 @@ def _payload(move: SlotTransition) -> tuple[TelemetryEventType, SeedGerminated |
             blueprint=move.blueprint,
             blend=move.blend,
             params=move.params,
-            initiator=move.cause,
+            cause=move.cause,
         )
     if move.target in (SeedStage.FOSSILIZED, SeedStage.PRUNED):
         assert move.blueprint is not None
@@ -279,7 +279,7 @@ def _payload(move: SlotTransition) -> tuple[TelemetryEventType, SeedGerminated |
             from_stage=move.source.name,
             epochs_total=move.age_epochs,
             contribution_pp=move.contribution_pp,
-            initiator=move.cause,
+            cause=move.cause,
         )
     return TelemetryEventType.SEED_STAGE_CHANGED, SeedStageChanged(
         seed_id=move.seed_id,

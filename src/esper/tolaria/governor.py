@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TypedDict
 
-from esper.leyline import GovernorState, NumericFailure, RollbackReason, record
+from esper.leyline import GovernorState, LossCheck, NumericFailure, RollbackReason, record
 
 HISTORY = 20
 """Accepted losses that are remembered."""
@@ -54,22 +54,12 @@ class LabelFacts:
 
 
 @record
-class Verdict:
+class Verdict(LossCheck):
     """What the governor thinks after one epoch."""
 
     state: GovernorState
     reason: RollbackReason | None
     """Why the host is suspect or in panic; None while it is healthy."""
-    value: float
-    """The validation loss that was judged."""
-    limit: float | None
-    """What the loss had to stay below; None where no limit was involved."""
-    median: float | None
-    spread: float | None
-    num_consecutive: int
-    """Suspect epochs in a row, this one included."""
-    first_epoch: int | None
-    """The epoch in which the trouble began; None while healthy."""
 
 
 class GovernorMemory(TypedDict):

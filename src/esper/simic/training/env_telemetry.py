@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from esper.leyline import (
     GovernorState,
     GovernorStateChanged,
+    LossCheck,
     Severity,
     TelemetryEvent,
     TelemetryEventType,
@@ -29,12 +32,7 @@ def governor_event(env: ParallelEnvState, verdict: Verdict, restored_epoch: int 
         from_state=env.state.value,
         to_state=state.value,
         reason=None if verdict.reason is None else verdict.reason.value,
-        value=verdict.value,
-        limit=verdict.limit,
-        median=verdict.median,
-        spread=verdict.spread,
-        num_consecutive=verdict.num_consecutive,
-        first_epoch=verdict.first_epoch,
+        **{entry.name: getattr(verdict, entry.name) for entry in fields(LossCheck)},
         op=None if env.action is None else env.action.op.name,
         slot_id=None if env.action is None else env.action.slot,
         restored_epoch=restored_epoch,
