@@ -16,8 +16,9 @@ import pytest
 from esper.leyline import GovernorState, RollbackReason, TelemetryEvent, wait
 from esper.simic.training.env_factory import build_worker
 from esper.simic.training.rollout import episode_seeds
-from esper.tolaria.pool import MAX_RESTARTS, EnginePool, split_evenly
-from esper.tolaria.worker import PoolFailure, StepCancelled, WorkerError, WorkerLost
+from esper.tolaria.handles import InlineHandle
+from esper.tolaria.pool import MAX_RESTARTS, EnginePool, _Member, split_evenly
+from esper.tolaria.worker import PoolFailure, Request, StepCancelled, WorkerError, WorkerLost
 from tests.tolaria import worlds
 from tests.tolaria.worlds import HORIZON, NAN_IN_ENV_2, NUM_ENVS, Fault, FaultySpec, build_faulty, faulty_spec
 
@@ -238,7 +239,11 @@ def test_five_restarts_are_enough() -> None:
     pool = EnginePool(build_faulty, faulty_spec())
     pool.num_restarts = MAX_RESTARTS
     with pytest.raises(PoolFailure, match="lost 6 times in this run, the limit is 5"):
-        pool._count_restart(WorkerLost("worker 0 died (exit code -9)", -9))
+        pool._collect(
+            pool._members[0],
+            Request(request_id=1, call="snapshot", arguments=()),
+            WorkerLost("worker 0 died (exit code -9)", -9),
+        )
 
 
 def test_bad_calls_are_refused() -> None:
@@ -261,11 +266,11 @@ def test_envs_are_split_into_contiguous_ranges() -> None:
 
 def test_idling_workers_are_mentioned() -> None:
     pool = EnginePool(build_faulty, faulty_spec())
-    pool._members = [pool._members[0], pool._members[0]]
-    for lane, env_ids in zip(pool._members, [(0, 1), (2,)], strict=True):
-        lane.env_ids = env_ids
+    second = InlineHandle(1, build_faulty, faulty_spec())
+    second.start()
+    pool._members.append(_Member(second))
     with pytest.warns(UserWarning, match="3 envs on 2 workers"):
-        pool._warn_about_idling(3)
+        pool.reset(episode_seeds(7, 3, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        pool._warn_about_idling(4)
+        pool.reset(episode_seeds(7, 3, 4))
