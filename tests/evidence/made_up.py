@@ -17,7 +17,7 @@ from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, To
 from esper.evidence.runs import Evaluation
 from esper.evidence.static_networks import KeptSeed
 from esper.evidence.summary import Summary, policy_ids, summarise
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent

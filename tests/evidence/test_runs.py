@@ -13,7 +13,7 @@ from esper.evidence.host_runs import HostRunner, SideBySide
 from esper.evidence.results import ResultStore, RunResult
 from esper.evidence.runs import Arena, FinishedRun, Job, realised_rates
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, LifecycleOp
-from esper.runtime.datasets import Dataset, Split
+from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.tamiyo.controllers import make_controller
 from tests.evidence.made_up import evaluation, row

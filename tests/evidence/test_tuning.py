@@ -11,7 +11,7 @@ from esper.evidence.host_runs import HostRun, HostRunner
 from esper.evidence.tuning import candidates, grids, read_tuned, tune
 from esper.leyline import EpisodeSeed
 from esper.leyline.rng import FIRST_EVALUATION_SEED, TUNING_RUN_SEEDS
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TASKS, get_task_spec, load_task_data, override
 from esper.simic.training.env_factory import task_layout
 

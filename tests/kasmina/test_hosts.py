@@ -20,6 +20,7 @@ from esper.kasmina import (
     resolve_target_slot,
 )
 from esper.kasmina.layers import evaluating, generator_for, group_norm, norm_groups, seeded
+from esper.leyline import SlotConfig
 from tests.growing import TOPOLOGIES, bits, draw, loss_of, make_batches, module_bits, start, tiny_host
 
 PYDOC = {"vocab": 256, "dim": 32, "heads": 4, "layers": 2, "ff": 2, "context": 64}
@@ -55,17 +56,17 @@ def test_execution_order_is_the_order_of_actions() -> None:
     pool = [column in (9, 10) for column in range(12)]
     host = build_host(cnn_spec([2] * 12, kernel=1, pool=pool), draw(0))
     model = MorphogeneticModel(host, torch.rand(2, 1, 4, 4, generator=draw(1)))
-    ids = model.slot_config.slot_ids
+    ids = model.layout.slot_ids
     assert ids == (*(f"r0c{i}" for i in range(10)), "r1c9", "r0c10", "r1c10", "r0c11")
     segments = [model.slot(slot_id).spec.segment_idx for slot_id in ids]
     assert segments == sorted(segments)
     assert [report.slot_id for report in model.reports()] == list(ids)
     for index, slot_id in enumerate(ids):
-        assert resolve_target_slot(index, enabled_slots=ids, slot_config=model.slot_config) == (slot_id, index)
+        assert resolve_target_slot(index, enabled_slots=ids, slot_config=SlotConfig(slot_ids=ids)) == (slot_id, index)
 
 
 def test_target_slots_are_resolved_among_the_enabled_ones() -> None:
-    config = start("mlp").model.slot_config
+    config = SlotConfig(slot_ids=start("mlp").model.layout.slot_ids)
     assert resolve_target_slot(2, enabled_slots=["r0c0", "r0c2"], slot_config=config) == ("r0c2", 1)
     with pytest.raises(ValueError, match=r"r0c1 \(index 1\) is not enabled. Enabled: r0c0"):
         resolve_target_slot(1, enabled_slots=["r0c0"], slot_config=config)
@@ -161,7 +162,7 @@ def test_cards_cover_all_blueprints_and_fit_their_own_topology_only() -> None:
 def test_only_the_wanted_slots_are_offered_in_execution_order() -> None:
     x = make_batches("cnn")[0][0]
     model = MorphogeneticModel(tiny_host("cnn"), x, slots=["r0c1", "r0c0"])
-    assert model.slot_config.slot_ids == ("r0c0", "r0c1")
+    assert model.layout.slot_ids == ("r0c0", "r0c1")
     with pytest.raises(ValueError, match=r"unknown slots \['r5c5'\]. The host has: r0c0, r1c0, r0c1"):
         MorphogeneticModel(tiny_host("cnn"), x, slots=["r5c5"])
 

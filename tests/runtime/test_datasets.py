@@ -19,8 +19,8 @@ from data_files import cifar_batches, fashion_arrays, write_cifar, write_fashion
 
 import esper
 from esper.leyline import DataDamaged, DataNotFound
-from esper.runtime.data.splits import Content
-from esper.runtime.datasets import SOURCES, Dataset, find_data, get_source, load_dataset
+from esper.runtime.data.splits import Content, Dataset
+from esper.runtime.datasets import SOURCES, find_data, get_source, load_dataset
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from esper.evidence.policies import agent_digest, check_unseen
 from esper.evidence.results import ResultStore
 from esper.evidence.runs import Arena, FinishedRun, Job
 from esper.leyline import EpisodeSeed
-from esper.runtime.datasets import Dataset, Split
+from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.scripts.cli import main
 from esper.simic.run.run_state import LoadedPolicy

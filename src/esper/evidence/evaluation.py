@@ -16,7 +16,7 @@ from esper.evidence.results import RunResult
 from esper.evidence.runs import Arena, Evaluation, Job
 from esper.evidence.summary import policy_ids
 from esper.leyline import EpisodeSeed
-from esper.runtime.datasets import Split
+from esper.runtime.data.splits import Split
 
 OnRun = Callable[[str, int, RunResult | None], None]
 """Called with what is played now, how many runs there are to play, and a run when it has ended."""

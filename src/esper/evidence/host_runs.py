@@ -36,7 +36,7 @@ from esper.leyline import (
     TelemetryEventType,
     record,
 )
-from esper.runtime.datasets import Dataset, Split
+from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, override
 from esper.simic.training.env_factory import make_worker_spec
 from esper.simic.training.parallel_env_state import model_of

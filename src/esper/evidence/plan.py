@@ -28,7 +28,7 @@ from esper.evidence.runs import Evaluation
 from esper.evidence.static_networks import can_widen
 from esper.evidence.tuning import read_tuned
 from esper.leyline.rng import FIRST_EVALUATION_SEED
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec, count_host_params, load_task_data
 from esper.simic.run.run_state import LoadedPolicy
 

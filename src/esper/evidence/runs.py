@@ -29,7 +29,7 @@ from esper.leyline import (
     SeedStage,
     record,
 )
-from esper.runtime.datasets import Dataset, Split
+from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, count_host_params
 from esper.simic.client import FrozenPolicy
 from esper.simic.run.run_state import LoadedPolicy

@@ -20,7 +20,7 @@ from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
 from esper.leyline import EpisodeSeed, HostLayout, derive_seed, record
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 
 SEEDS_PER_SETTING = 4

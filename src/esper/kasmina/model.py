@@ -24,7 +24,6 @@ from esper.leyline import (
     IllegalOperation,
     LifecycleConfig,
     SeedStage,
-    SlotConfig,
     SlotReport,
     SlotSpec,
     SlotTransition,
@@ -61,8 +60,6 @@ class ParamCounts:
     """Parameters by owner. Tied tensors count once, frozen ones count too."""
 
     host: int
-    slots: Mapping[str, int]
-    live: int
     committed: int
     """Host and fossils: the network that would be delivered now."""
     total: int
@@ -117,11 +114,6 @@ class MorphogeneticModel(nn.Module):
 
     # ---- structure
 
-    @property
-    def slot_config(self) -> SlotConfig:
-        """The slots in execution order, which is the order of actions."""
-        return SlotConfig(slot_ids=self.layout.slot_ids)
-
     def slot(self, slot_id: str) -> SeedSlot:
         """Looks a slot up; ValueError with the known ids if there is none."""
         if slot_id not in self.slots:
@@ -175,10 +167,9 @@ class MorphogeneticModel(nn.Module):
     def param_counts(self) -> ParamCounts:
         """Counts parameters by owner."""
         host = sum(p.numel() for p in self.host.parameters())
-        slots = {slot.spec.slot_id: slot.num_params() for slot in self.all_slots()}
         fossils = sum(slot.num_params() for slot in self.all_slots() if slot.stage is SeedStage.FOSSILIZED)
-        total = host + sum(slots.values())
-        return ParamCounts(host=host, slots=slots, live=total - host - fossils, committed=host + fossils, total=total)
+        total = host + sum(slot.num_params() for slot in self.all_slots())
+        return ParamCounts(host=host, committed=host + fossils, total=total)
 
     @property
     def num_live(self) -> int:
@@ -222,7 +213,14 @@ class MorphogeneticModel(nn.Module):
         """
         if self.training:
             raise RuntimeError("forward_coalitions needs eval mode: batch norm would move. Call model.eval() first")
-        self._check_coalitions(coalitions)
+        blended = {slot.spec.slot_id for slot in self.all_slots() if slot.stage.is_blended}
+        for coalition in coalitions:
+            if not coalition <= blended:
+                raise ValueError(
+                    f"coalition names {sorted(coalition - blended)}, but blended seeds are in {sorted(blended)}"
+                )
+        if len(set(coalitions)) != len(coalitions):
+            raise ValueError("a coalition is listed twice; list each once and look the result up")
         with torch.inference_mode():
             streams: list[tuple[Tensor, list[int]]] = [(x, list(range(len(coalitions))))]
             for segment, slot in zip(self.host.segments, self._slot_after, strict=True):
@@ -234,16 +232,6 @@ class MorphogeneticModel(nn.Module):
             for member in members:
                 outputs[member] = out
         return outputs
-
-    def _check_coalitions(self, coalitions: Sequence[frozenset[str]]) -> None:
-        blended = {slot.spec.slot_id for slot in self.all_slots() if slot.stage.is_blended}
-        for coalition in coalitions:
-            if not coalition <= blended:
-                raise ValueError(
-                    f"coalition names {sorted(coalition - blended)}, but blended seeds are in {sorted(blended)}"
-                )
-        if len(set(coalitions)) != len(coalitions):
-            raise ValueError("a coalition is listed twice; list each once and look the result up")
 
     # ---- growth
 

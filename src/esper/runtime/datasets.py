@@ -16,19 +16,7 @@ from pathlib import Path
 
 from esper.leyline import DataNotFound, record
 from esper.runtime.data import cifar, digits, fashion, text
-from esper.runtime.data.splits import Content, Dataset, OpenContent, Split
-
-__all__ = [
-    "SOURCES",
-    "DataStatus",
-    "Dataset",
-    "Source",
-    "Split",
-    "find_data",
-    "get_source",
-    "load_dataset",
-    "not_found_message",
-]
+from esper.runtime.data.splits import Content, Dataset, OpenContent
 
 USUAL_FOLDER = "data"
 """Searched in the current directory when nothing else is said."""

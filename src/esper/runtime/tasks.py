@@ -58,15 +58,17 @@ class TaskSpec:
     """Memory format of images: faster from 28x28 up, and part of the task because it changes float sums."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "horizon", "val_chunk_rows"):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("num_classes", self.num_classes, 2)
-        if self.samples_per_epoch is not None:
-            _at_least("samples_per_epoch (one batch)", self.samples_per_epoch, self.batch_size)
-        if self.context is not None:
-            _at_least("context", self.context, 1)
-        if self.val_samples is not None:
-            _at_least("val_samples", self.val_samples, 1)
+        for name, value, low in (
+            ("batch_size", self.batch_size, 1),
+            ("horizon", self.horizon, 1),
+            ("val_chunk_rows", self.val_chunk_rows, 1),
+            ("num_classes", self.num_classes, 2),
+            ("samples_per_epoch (one batch)", self.samples_per_epoch, self.batch_size),
+            ("context", self.context, 1),
+            ("val_samples", self.val_samples, 1),
+        ):
+            if value is not None and value < low:
+                raise ValueError(f"{name} must be at least {low}, got {value}")
         if self.metric not in METRICS:
             raise ValueError(f"unknown metric {self.metric!r}. Known: {', '.join(METRICS)}")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
@@ -86,11 +88,6 @@ class TaskSpec:
     def blueprint_keys(self) -> tuple[str, ...]:
         """The blueprints offered, in head order."""
         return blueprints_for(self.host.kind) if self.blueprints is None else self.blueprints
-
-
-def _at_least(name: str, value: int, low: int) -> None:
-    if value < low:
-        raise ValueError(f"{name} must be at least {low}, got {value}")
 
 
 # ---- the table

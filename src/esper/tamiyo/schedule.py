@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +26,6 @@ class ScheduleEntry(Action):
     slot: str
 
 
-def schedule_hash(entries: Sequence[ScheduleEntry]) -> str:
-    """A fingerprint of a schedule, equal for equal lists on every machine."""
-    rows = [[e.epoch, e.op.name, e.slot, e.blueprint, e.blend] for e in entries]
-    return hashlib.sha256(json.dumps(rows, separators=(",", ":")).encode()).hexdigest()
-
-
 @dataclass(slots=True)
 class ScheduleProgress:
     """How far one env's episode followed the schedule."""
@@ -42,11 +34,6 @@ class ScheduleProgress:
     """Positions of entries not played yet, in order. What is left at the end was skipped."""
     delays: dict[int, int] = field(default_factory=dict)
     """Position -> epochs by which an entry was late, for every entry played."""
-
-    @property
-    def num_late(self) -> int:
-        """Entries that were played after their epoch."""
-        return sum(delay > 0 for delay in self.delays.values())
 
 
 class ScheduleController(Controller[ScheduleProgress]):
@@ -63,12 +50,6 @@ class ScheduleController(Controller[ScheduleProgress]):
         super().__init__(setting)
         check_schedule(entries, setting.layout)
         self.entries = tuple(entries)
-        self.hash = schedule_hash(entries)
-
-    @property
-    def progress(self) -> Mapping[int, ScheduleProgress]:
-        """By env id."""
-        return self.memory
 
     def start(self, situation: Situation) -> ScheduleProgress:
         """Every env plays the whole list."""

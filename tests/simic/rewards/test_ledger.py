@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from esper.leyline import CoalitionTable, LifecycleOp, full_coalition
 from esper.simic.rewards import advance_ledger, open_ledger
-from esper.simic.rewards.families import coalition_points
 from esper.simic.rewards.terms import credit_potential
+from esper.simic.rewards.types import coalition_points
 from tests.fakes import Step, act_on, germinate, play, script_chooser, world
 from tests.simic.rewards.pricing import ledgers, make_config, price
 from tests.simic.rewards.strategies import Episode, episodes

@@ -18,11 +18,6 @@ from esper.leyline import SlotSpec, record
 MIN_VALUES_PER_NORM = 4
 
 
-def always_fits(slot: SlotSpec) -> bool:
-    """For blueprints without a normalisation."""
-    return True
-
-
 @record
 class Blueprint:
     """A recipe for a seed. `key` is a permanent name; the order of registration is the order of the blueprint head."""
@@ -36,7 +31,7 @@ class Blueprint:
     """channels -> parameters, gamma included."""
     macs: Callable[[int, int], int]
     """(channels, positions) -> multiply-accumulates per row."""
-    fits: Callable[[SlotSpec], bool] = always_fits
+    fits: Callable[[SlotSpec], bool] = lambda slot: True
     nonlinear: bool = True
     control: bool = False
     """True for seeds that change nothing and exist to test controllers; a task must name them to offer them."""

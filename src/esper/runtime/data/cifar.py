@@ -40,7 +40,12 @@ def read_cifar(place: Path) -> Content:
     Raises:
         DataDamaged: An archive, a batch or its labels are not what they claim to be.
     """
-    files = _read_archive(place) if place.is_file() else _read_folder(place)
+    if place.is_file():
+        files = _read_archive(place)
+    else:
+        for name in FILES:
+            _check_size(str(place / name), (place / name).stat().st_size)
+        files = {name: (place / name).read_bytes() for name in FILES}
     batches = [_read_batch(files[name], f"{place}: {name}") for name in TRAIN_FILES]
     training = LabelledImages(
         place=str(place),
@@ -79,15 +84,6 @@ def _read_batch(data: bytes, place: str) -> LabelledImages:
     return check_rows(images, NUM_CLASSES)
 
 
-def _read_folder(folder: Path) -> dict[str, bytes]:
-    files: dict[str, bytes] = {}
-    for name in FILES:
-        path = folder / name
-        _check_size(str(path), path.stat().st_size)
-        files[name] = path.read_bytes()
-    return files
-
-
 def _check_size(place: str, size: int) -> None:
     if size > MAX_FILE_BYTES:
         raise DataDamaged(f"{place}: {size:,} bytes; expected at most {MAX_FILE_BYTES:,} in a CIFAR-10 file")
@@ -109,15 +105,14 @@ class _Bounded:
         return chunk
 
 
-def _open_tar(stream: gzip.GzipFile, path: Path) -> tarfile.TarFile:
-    bounded = cast(IO[bytes], _Bounded(stream, path))  # in stream mode tarfile calls nothing but read
-    return tarfile.open(fileobj=bounded, mode="r|")
-
-
 def _read_archive(path: Path) -> Mapping[str, bytes]:
     files: dict[str, bytes] = {}
     try:
-        with gzip.open(path, "rb") as stream, _open_tar(stream, path) as archive:
+        with (
+            gzip.open(path, "rb") as stream,
+            # in stream mode tarfile calls nothing but read
+            tarfile.open(fileobj=cast(IO[bytes], _Bounded(stream, path)), mode="r|") as archive,
+        ):
             for member in archive:
                 if member.isdir() and member.name == FOLDER:
                     continue

@@ -5,10 +5,8 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from esper.leyline import DataDamaged
@@ -29,7 +27,11 @@ def read_digits(path: Path) -> Content:
     Raises:
         DataDamaged: The installed file is not the one Esper came with.
     """
-    arrays = _read_arrays(path)
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in ARRAYS}
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
+        raise DataDamaged(f"{path}: expected the arrays {', '.join(ARRAYS)}: {error}. Install Esper again") from error
     found = digest(*arrays.values())
     if found != SHA256:
         raise DataDamaged(f"{path}: sha256 {found}, expected {SHA256}. Install Esper again")
@@ -38,18 +40,9 @@ def read_digits(path: Path) -> Content:
     return make_content(
         f"handwritten digits (UCI optdigits): {len(digits.labels):,} images of {SIDE}x{SIDE}",
         NUM_CLASSES,
-        {name: _split(part) for name, part in parts.items()},
+        {
+            name: Split(inputs=torch.from_numpy(part.images).float() / TOP, targets=torch.from_numpy(part.labels))
+            for name, part in parts.items()
+        },
         {name: digest(part.images, part.labels) for name, part in parts.items()},
     )
-
-
-def _read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in ARRAYS}
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError) as error:
-        raise DataDamaged(f"{path}: expected the arrays {', '.join(ARRAYS)}: {error}. Install Esper again") from error
-
-
-def _split(part: LabelledImages) -> Split:
-    return Split(inputs=torch.from_numpy(part.images).float() / TOP, targets=torch.from_numpy(part.labels))

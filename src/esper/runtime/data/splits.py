@@ -203,14 +203,6 @@ def check_rows(data: LabelledImages, num_classes: int) -> LabelledImages:
     return data
 
 
-def _check_variety(data: LabelledImages, num_classes: int) -> None:
-    missing = sorted(set(range(num_classes)) - set(data.labels.tolist()))
-    if missing:
-        raise DataDamaged(f"{data.place}: expected {num_classes} classes, found no image of class {missing[0]}")
-    if data.images.min() == data.images.max():
-        raise DataDamaged(f"{data.place}: all pixels have the value {data.images.min()}; expected images")
-
-
 def image_content(
     *,
     description: str,
@@ -224,7 +216,11 @@ def image_content(
 ) -> Content:
     """Checks both parts, holds val out of the training part by class, and keeps pixels as uint8."""
     for data in (training, test):
-        _check_variety(check_rows(data, num_classes), num_classes)
+        check_rows(data, num_classes)
+        if missing := sorted(set(range(num_classes)) - set(data.labels.tolist())):
+            raise DataDamaged(f"{data.place}: expected {num_classes} classes, found no image of class {missing[0]}")
+        if data.images.min() == data.images.max():
+            raise DataDamaged(f"{data.place}: all pixels have the value {data.images.min()}; expected images")
     num_val = max(1, round(len(training.labels) * val_share))
     train_rows, val_rows = hold_out(training.labels, num_val, key)
     parts = {"train": training.take(train_rows), "val": training.take(val_rows), "test": test}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from esper.leyline import (
     ActionOutcome,
@@ -18,8 +19,7 @@ from esper.leyline import (
     full_coalition,
     record,
 )
-from esper.simic.rewards.families import coalition_points
-from esper.simic.rewards.types import Ledger, RewardConfig, SlotLedger
+from esper.simic.rewards.types import Ledger, RewardConfig, SlotLedger, coalition_points
 
 MARKS = 3
 """Epochs a gain must be shown before it is credited."""
@@ -122,14 +122,8 @@ def _mark(entry: SlotLedger, share: float | None, epoch: int | None) -> SlotLedg
     if share is None:
         return entry
     recent = (*entry.recent, share)[-MARKS:]
-    return SlotLedger(
-        seed_id=entry.seed_id,
-        best_without=entry.best_without,
-        recent=recent,
-        credit=min(recent) if len(recent) == MARKS else min(0.0, *recent),
-        marked_epoch=epoch,
-        commit_epoch=entry.commit_epoch,
-    )
+    credit = min(recent) if len(recent) == MARKS else min(0.0, *recent)
+    return replace(entry, recent=recent, credit=credit, marked_epoch=epoch)
 
 
 def _seeded(report: EpochReport) -> list[SlotReport]:

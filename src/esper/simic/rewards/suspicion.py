@@ -15,9 +15,8 @@ from esper.leyline import (
     full_coalition,
 )
 from esper.leyline.thresholds import MIN_COMMON_GAIN_PP, RANSOM_IMPROVEMENT_PP
-from esper.simic.rewards.families import coalition_points
 from esper.simic.rewards.ledger import common_gain
-from esper.simic.rewards.types import Ledger, RewardConfig
+from esper.simic.rewards.types import Ledger, RewardConfig, coalition_points
 
 ROWS: Mapping[str, Threshold] = {
     "ransomware": THRESHOLDS["ransom_contribution_pp"],

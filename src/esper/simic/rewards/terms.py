@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping
 
 from esper.leyline import BLENDS, EpochReport, LifecycleConfig, LifecycleOp, SeedStage, SlotReport
-from esper.simic.rewards.families import committed_points
-from esper.simic.rewards.types import Ledger, RewardConfig, RewardInputs, SlotLedger
+from esper.simic.rewards.types import Ledger, RewardConfig, RewardInputs, SlotLedger, committed_points
 
 MIN_HOST_PARAMS = 200
 """Hosts smaller than this are priced as if they had this many parameters."""

@@ -1,4 +1,4 @@
-"""What a reward is computed from and what comes out: configuration, inputs, components. No formulas of terms here.
+"""What a reward is computed from and what comes out: configuration, points, inputs, components.
 
 Points are larger-is-better in both families; a score is points above the calibrated floor in units of the span.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
-from esper.leyline import ActionOutcome, EpochReport, LifecycleConfig, LifecycleOp, record
+from esper.leyline import ActionOutcome, CoalitionTable, EpochReport, LifecycleConfig, LifecycleOp, record
 
 FAMILY_NAMES: tuple[str, ...] = ("contribution", "loss")
 MIN_SPAN = 5.0
@@ -138,6 +138,33 @@ class RewardConfig:
         """Points of a waiting host at that age, if calibrated."""
         reference = self.calibration.reference
         return None if reference is None else reference[epochs_done]
+
+
+# ---- points: accuracy in percent (family "contribution"), or how far the loss has fallen ("loss")
+
+
+def loss_points(loss: float, loss_ref: float) -> float:
+    """0 at the loss of a uniform guess, 100 at no loss. Beyond twice the uniform guess, worse no longer counts."""
+    return 100.0 * (loss_ref - min(loss, 2.0 * loss_ref)) / loss_ref
+
+
+def family_points(table: CoalitionTable, family: str, loss_ref: float) -> Mapping[int, float]:
+    """Points of every measured coalition in a family."""
+    if family == "contribution":
+        return table.accuracy_pct
+    return {mask: loss_points(loss, loss_ref) for mask, loss in table.loss.items()}
+
+
+def coalition_points(table: CoalitionTable, config: RewardConfig) -> Mapping[int, float]:
+    """Points of every measured coalition, in the family of the calibration."""
+    return family_points(table, config.calibration.family, config.loss_ref)
+
+
+def committed_points(report: EpochReport, config: RewardConfig) -> float | None:
+    """Points of the committed network; None if it was not measured."""
+    if config.calibration.family == "contribution":
+        return report.committed_accuracy_pct
+    return None if report.committed_loss is None else loss_points(report.committed_loss, config.loss_ref)
 
 
 MIN_TERMINAL_DISCOUNT = 0.7

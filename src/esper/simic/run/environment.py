@@ -16,7 +16,7 @@ import torch
 
 import esper
 from esper.leyline import HostLayout, RunStarted
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.config import TrainingConfig
 

@@ -18,10 +18,10 @@ from esper import __version__
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, EpochReport, PolicyProtocol
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards import Calibration, RewardConfig, RewardWeights, calibrate, uncalibrated
-from esper.simic.rewards.families import committed_points
+from esper.simic.rewards.types import committed_points
 from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting

@@ -25,7 +25,7 @@ from esper.leyline import (
     solo,
 )
 from esper.runtime.tasks import TaskSpec
-from esper.simic.rewards.families import family_points
+from esper.simic.rewards.types import family_points
 from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
 from esper.simic.training.batch_ops import add_validation, collect_gradient_telemetry_for_batch, process_val_batch
 from esper.simic.training.env_telemetry import governor_event

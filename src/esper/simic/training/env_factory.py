@@ -26,7 +26,7 @@ from esper.leyline import (
     record,
     transition_event,
 )
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.action_execution import apply_action
 from esper.simic.training.batch_ops import process_train_batch

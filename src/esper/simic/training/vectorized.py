@@ -23,7 +23,7 @@ from esper.leyline import (
 )
 from esper.leyline.files import free_bytes
 from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape

@@ -22,7 +22,7 @@ from esper.leyline import (
     SeenByPolicy,
 )
 from esper.leyline.run_payloads import PHASES
-from esper.runtime.datasets import Dataset
+from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import Client, StepFacts

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from esper.leyline import ActionOutcome, CoalitionTable, EpochReport
 from esper.simic.rewards import MODES, RewardConfig, open_ledger
-from esper.simic.rewards.families import coalition_points, committed_points, loss_points
 from esper.simic.rewards.ledger import advance_ledger
+from esper.simic.rewards.types import coalition_points, committed_points, loss_points
 from tests.fakes import Step, world
 from tests.simic.rewards.pricing import ledgers, make_config, price, wait_steps
 from tests.simic.rewards.strategies import Episode, episodes
