@@ -51,6 +51,7 @@ from esper.leyline import (
     SeenByPolicy,
     Severity,
     SlotState,
+    SlotTally,
     TelemetryEventType,
     TrendDetected,
     WorkerStateChanged,
@@ -323,6 +324,7 @@ def episode_completed(**fields: object) -> EpisodeCompleted:
             return_raw=1.5,
             components_sum={"gain": 2.0, "rent": -0.5},
             num_ops={"WAIT": 2, "GERMINATE": 1},
+            slots={"r0c0": SlotTally(num_germinated=1, num_fossilized=1, contribution_gain_pp=2.5)},
         ),
         fields,
     )

@@ -61,7 +61,7 @@ HOMES: dict[TelemetryEventType, tuple[str, ...]] = {
     T.RUN_STARTED: ("runs",),
     T.RUN_ENDED: ("runs",),
     T.ROUND_COMPLETED: ("rounds",),
-    T.EPISODE_COMPLETED: ("episodes",),
+    T.EPISODE_COMPLETED: ("episodes", "episode_slots"),
     T.EPOCH_COMPLETED: ("epochs", "slots"),
     T.ACTION_TAKEN: ("decisions", "decision_heads"),
     T.SEED_GERMINATED: ("seeds", "seed_history"),
@@ -83,6 +83,7 @@ HOMES: dict[TelemetryEventType, tuple[str, ...]] = {
 }
 # Fields that appear under another name or as rows, and those that only `events` holds.
 ELSEWHERE: dict[TelemetryEventType, set[str]] = {
+    T.EPISODE_COMPLETED: {"slots"},
     T.EPOCH_COMPLETED: {"slots", "debug"},
     T.ACTION_TAKEN: {"heads", "components"},
     T.SEED_GERMINATED: {"cause"},

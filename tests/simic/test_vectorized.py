@@ -107,6 +107,8 @@ def test_paid_rewards_add_up_to_the_return_of_each_episode():
         assert sum(paid) == pytest.approx(episode.return_raw)
         assert sum(episode.components_sum.values()) == pytest.approx(episode.return_raw)
         assert episode.num_germinated == episode.num_fossilized + episode.num_pruned + episode.num_alive
+        assert sum(tally.num_germinated for tally in episode.slots.values()) == episode.num_germinated
+        assert sum(tally.num_fossilized for tally in episode.slots.values()) == episode.num_fossilized
 
 
 def test_rewards_are_scaled_by_a_scale_that_is_frozen_during_a_round():

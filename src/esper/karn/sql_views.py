@@ -24,6 +24,7 @@ from esper.leyline import (
     PhaseTime,
     Scope,
     SlotState,
+    SlotTally,
     TelemetryEventType,
 )
 
@@ -216,7 +217,8 @@ FROM ({_decoded(struct_type(LoggedEvent, data="JSON"), where="true")}) ORDER BY 
 """,
     "runs": _RUNS,
     "rounds": _each_event(_T.ROUND_COMPLETED),
-    "episodes": _each_event(_T.EPISODE_COMPLETED),
+    "episodes": _each_event(_T.EPISODE_COMPLETED, "slots"),
+    "episode_slots": _each_key(_T.EPISODE_COMPLETED, "slots", "slot_id", SlotTally),
     "trends": _each_event(_T.TREND_DETECTED, also=SEVERITY),
     "epochs": _each_event(_T.EPOCH_COMPLETED, "slots", "debug"),
     "slots": _each_key(_T.EPOCH_COMPLETED, "slots", "slot_id", SlotState),

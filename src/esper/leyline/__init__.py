@@ -11,7 +11,7 @@ from esper.leyline.coalitions import (
 from esper.leyline.env_payloads import (
     ActionTaken, CoalitionMeasured, CoalitionRow, EpisodeCompleted, EpochCompleted, EpochScores, GateEvaluated,
     GovernorStateChanged, HeadDecision, LossCheck, RewardHackingSuspected, SeedEnded, SeedGerminated, SeedMoved,
-    SeedStageChanged, SeenByPolicy, SlotState
+    SeedStageChanged, SeenByPolicy, SlotState, SlotTally
 )
 from esper.leyline.errors import (
     CheckpointError, DataDamaged, DataNotFound, ExitCode, GerminationError, IllegalOperation, ModelFileError,

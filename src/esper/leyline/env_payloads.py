@@ -12,6 +12,19 @@ from esper.leyline.stages import Cause, Gate
 
 
 @record
+class SlotTally:
+    """What one slot saw in an episode."""
+
+    num_germinated: int
+    """Seeds planted in it, those that a rollback undid included."""
+    num_fossilized: int
+    """Of these, the ones kept for good."""
+    contribution_gain_pp: float | None = None
+    """What its seeds brought: the change of their measured contribution since each was planted, summed over them; None
+    if none was measured. What a rollback undid is not in it."""
+
+
+@record
 class EpisodeCompleted:
     """The one outcome of an (env, episode). Germinated = fossilized + pruned + alive."""
 
@@ -47,6 +60,8 @@ class EpisodeCompleted:
     """Reward terms summed over the episode; together they are `return_raw`. docs/rewards.md explains them."""
     num_ops: Mapping[str, int]
     """How often each op was carried out, by its name."""
+    slots: Mapping[str, SlotTally] | None = None
+    """The same by slot, empty ones included; None where it was not counted."""
 
 
 @record

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from enum import Enum
 
 from esper.leyline.actions import LifecycleOp, heads_used_by
-from esper.leyline.env_payloads import EpochScores
+from esper.leyline.env_payloads import EpochScores, SlotTally
 from esper.leyline.policy_payloads import LayerGradientStats
 from esper.leyline.record import record
 from esper.leyline.slots import SlotReport
 from esper.leyline.telemetry import TelemetryEvent
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @record
@@ -145,6 +145,8 @@ class EpochReport(EpochScores):
     val_ms: float
     gradients: tuple[LayerGradientStats, ...] | None = None
     """Of host and seeds in the last batch, before clipping; None where nobody asked. No controller may read it."""
+    tallies: Mapping[str, SlotTally] | None = None
+    """What each slot has seen in this episode; None where it is not counted. No controller may read it."""
 
     @property
     def epochs_done(self) -> int:

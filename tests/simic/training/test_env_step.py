@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from esper.leyline import (
+    Attribution,
     EpisodeSeed,
+    EpochReport,
     GovernorState,
     IllegalOperation,
     LifecycleOp,
     RollbackReason,
     SeedStage,
+    SlotTally,
     TelemetryEventType,
     wait,
 )
@@ -258,11 +261,106 @@ def test_a_kept_state_travels_with_the_snapshot() -> None:
     assert repr(facts(other.step(worlds.specs_at(6, [0]), ALL_EVENTS))) == repr(expected)
 
 
+# ---- what is counted by slot over an episode
+
+
+def tallied(reports: list[EpochReport]) -> dict[str, SlotTally]:
+    """Tallies from the reports of an episode without a rollback: each seed's last measured contribution is its gain."""
+    seeds: dict[str, dict[str, float | None]] = {slot.slot_id: {} for slot in reports[0].slots}
+    fossils: dict[str, set[str]] = {slot_id: set() for slot_id in seeds}
+    for slot in (slot for report in reports for slot in report.slots if slot.seed_id is not None):
+        assert slot.seed_id is not None
+        known = seeds[slot.slot_id].get(slot.seed_id)
+        seeds[slot.slot_id][slot.seed_id] = known if slot.contribution_pp is None else slot.contribution_pp
+        if slot.stage is SeedStage.FOSSILIZED:
+            fossils[slot.slot_id].add(slot.seed_id)
+    tallies = {}
+    for slot_id, worth in seeds.items():
+        gains = [gain for gain in worth.values() if gain is not None]
+        tallies[slot_id] = SlotTally(
+            num_germinated=len(worth),
+            num_fossilized=len(fossils[slot_id]),
+            contribution_gain_pp=sum(gains) if gains else None,
+        )
+    return tallies
+
+
+def test_slots_are_tallied_over_the_episode_and_anew_in_the_next() -> None:
+    worker = engine()
+    for _ in range(2):
+        start = worker.reset(episode_seeds(7, 3, worlds.NUM_ENVS)).reports
+        none = SlotTally(num_germinated=0, num_fossilized=0)
+        assert all(tally == none for report in start.values() for tally in (report.tallies or {}).values())
+        steps = [worker.step(worlds.specs_at(epoch)).reports for epoch in range(HORIZON)]
+        for env_id in range(worlds.NUM_ENVS):
+            played = [reports[env_id] for reports in steps]
+            assert [report.tallies for report in played] == [tallied(played[: n + 1]) for n in range(HORIZON)]
+    last = steps[-1]
+    kept = last[0].tallies["r0c0"]  # type: ignore[index]
+    assert (kept.num_germinated, kept.num_fossilized) == (1, 1)
+    assert kept.contribution_gain_pp == last[0].slots[0].contribution_pp is not None
+    assert last[1].tallies["r1c0"] == SlotTally(num_germinated=2, num_fossilized=0), "never blended in"  # type: ignore[index]
+
+
+def test_a_gain_that_is_not_measured_leaves_the_tally_as_it_was() -> None:
+    worker = engine()
+    worker.reset(ONE)
+    env, gains = worker.envs[0], []
+    birth = env.model.germinate("r0c0", "cnn.conv", "linear_fast", 1)
+    for planted, worth in ((True, 1.5), (False, None), (False, 0.25), (True, None), (False, -2.0)):
+        if planted:
+            env.note_move(birth)
+        found = Attribution(contribution_pp=worth, solo_pp=None, interaction_pp=None)
+        env.note_attributions({"r0c0": found})
+        gains.append(env.tallies["r0c0"].contribution_gain_pp)
+    assert gains == [1.5, 1.5, 0.25, 0.25, -1.75]
+    assert env.tallies["r0c0"].num_germinated == 2
+
+
+def test_the_gains_of_a_second_seed_come_on_top_and_return_with_a_captured_state() -> None:
+    worker = engine(tiny_task(horizon=24))
+    worker.reset(ONE)
+    born = {0: act(0, "GERMINATE", "r0c0", "cnn.conv", "linear_fast"), 1: act(0, "ADVANCE", "r0c0")}
+    plan = {**born, 4: act(0, "PRUNE", "r0c0")}
+    reports = []
+    for epoch in range(24):
+        free = reports and reports[-1].slots[0].stage is SeedStage.DORMANT and epoch > 4
+        if free and max(plan) == 4:
+            plan |= {epoch + ahead: spec for ahead, spec in born.items()}
+        reports.append(worker.step([plan.get(epoch, wait(0))]).reports[0])
+        if epoch == 5:
+            captured, then = worker.envs[0].capture(), dict(worker.envs[0].tallies)
+    assert reports[-1].tallies == tallied(reports)
+    assert reports[-1].tallies["r0c0"].num_germinated == 2
+    worths = {
+        slot.seed_id: slot.contribution_pp for r in reports for slot in r.slots if slot.contribution_pp is not None
+    }
+    assert len(worths) == 2, "both seeds must have been measured"
+    worker.envs[0].restore(captured)
+    assert worker.envs[0].tallies == then != reports[-1].tallies
+
+
+def test_a_rollback_takes_gains_back_but_not_what_was_planted() -> None:
+    worker = engine(tiny_task(horizon=12), ends=False)
+    worker.reset(ONE)
+    worker.step([wait(0)])
+    for epoch in range(5):
+        report = worker.step(worlds.specs_at(epoch, [0])).reports[0]
+    at_epoch(worker, 0, 7, spoil_weights)
+    worker.step(worlds.specs_at(5, [0]))
+    rolled_back = worker.step(worlds.specs_at(6, [0])).reports[0]
+    assert rolled_back.rollback_reason is not None
+    kept, undone = (rolled_back.tallies[slot] for slot in ("r0c0", "r0c1"))  # type: ignore[index]
+    assert kept == report.tallies["r0c0"]  # type: ignore[index]
+    assert undone == SlotTally(num_germinated=1, num_fossilized=0)
+    assert worker.step([wait(0)]).reports[0].tallies["r0c1"] == undone  # type: ignore[index]
+
+
 def test_snapshots_of_another_version_or_task_are_refused() -> None:
     worker = engine()
     worker.reset(ONE)
     packed = worker.snapshot()[0]
-    with pytest.raises(ValueError, match="version 2, got 1"):
+    with pytest.raises(ValueError, match="version 3, got 1"):
         worker.restore({0: replace(packed, version=1)})
     with pytest.raises(ValueError, match="expected a snapshot of task 'digits_conv', got 'digits_blind'"):
         engine(tiny_task("digits_conv")).restore({0: packed})

@@ -108,6 +108,7 @@ def _book_epoch(env: ParallelEnvState, metrics: EpochMetrics) -> None:
         attributions=attribute(metrics.table, points(env.recipe.task, metrics.table)),
         gradients=collect_gradient_telemetry_for_batch(env),
     )
+    env.note_attributions(measured.attributions)
     for move in end_epoch(env.model, measured):
         env.note_move(move)
 
@@ -142,6 +143,7 @@ def _report(env: ParallelEnvState, events: tuple[TelemetryEvent, ...], train_ms:
         events=events,
         train_ms=train_ms,
         val_ms=val_ms,
+        tallies=dict(env.tallies),
     )
 
 

@@ -182,6 +182,7 @@ def _completed(episode: _Episode) -> EpisodeCompleted:
         return_raw=sum(episode.components.values()),
         components_sum=dict(episode.components),
         num_ops={op.name: ops[op.name] for op in LifecycleOp},
+        slots=last.tallies,
     )
 
 

@@ -7,7 +7,7 @@ extra. The governor's last healthy state is one, and a snapshot for another proc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,10 +19,13 @@ from esper.kasmina import ModelState, MorphogeneticModel, ParamCounts, capture, 
 from esper.kasmina.persist import build, decode_facts, encode_facts
 from esper.leyline import (
     ActionSpec,
+    Attribution,
     EnvSnapshot,
     GovernorState,
     HostLayout,
     RollbackReason,
+    SeedStage,
+    SlotTally,
     SlotTransition,
     TelemetryEvent,
     TelemetryEventType,
@@ -48,7 +51,7 @@ from esper.tolaria.engine import EngineEnv
 from esper.tolaria.governor import LabelFacts, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 
-SNAPSHOT_VERSION = 2
+SNAPSHOT_VERSION = 3
 
 
 @record
@@ -101,15 +104,20 @@ class ParallelEnvState(EngineEnv):
     train_correct: Tensor = field(init=False)
     val_losses: Tensor = field(init=False)
     val_correct: Tensor = field(init=False)
+    tallies: dict[str, SlotTally] = field(init=False)
+    """What each slot has seen in this episode."""
+    _earlier_gain_pp: dict[str, float] = field(default_factory=dict)
+    """By slot: what the seeds before its present one brought."""
 
     def __post_init__(self) -> None:
         self.plan = plan_coalitions(self.model)
         self.init_accumulators(tuple(self.model.slots))
 
-    # ---- totals of the epoch
+    # ---- totals of the epoch and of the episode
 
     def init_accumulators(self, slots: Sequence[str]) -> None:
-        """Makes room for the coalitions that seeds in these slots can form."""
+        """Makes room for the coalitions that seeds in these slots can form, and starts what is counted by slot."""
+        self.tallies = {slot_id: SlotTally(num_germinated=0, num_fossilized=0) for slot_id in slots}
         columns = VALIDATION + 2 * most_coalitions(len(slots))
         self.totals = torch.zeros(columns, dtype=torch.float64, device=self.placement.device)
         self.train_loss_sum = self.totals[TRAIN_LOSS]
@@ -117,7 +125,7 @@ class ParallelEnvState(EngineEnv):
         self.zero_accumulators()
 
     def zero_accumulators(self) -> None:
-        """Starts all totals anew, for the current plan of coalitions."""
+        """Starts the totals of an epoch anew, for the current plan of coalitions. Tallies last for the episode."""
         self.totals.zero_()
         self.train_rows = self.val_rows = 0
         pairs = self.totals[VALIDATION : VALIDATION + 2 * len(self.plan.masks)].view(-1, 2)
@@ -168,7 +176,20 @@ class ParallelEnvState(EngineEnv):
         """A slot changed: tells the log, and looks again at what depends on it."""
         self._counts = None
         self.plan = plan_coalitions(self.model)
+        tally = self.tallies[move.slot_id]
+        if move.target is SeedStage.GERMINATED:
+            self._earlier_gain_pp[move.slot_id] = tally.contribution_gain_pp or 0.0
+            self.tallies[move.slot_id] = replace(tally, num_germinated=tally.num_germinated + 1)
+        elif move.target is SeedStage.FOSSILIZED:
+            self.tallies[move.slot_id] = replace(tally, num_fossilized=tally.num_fossilized + 1)
         self.on_move(move)
+
+    def note_attributions(self, attributions: Mapping[str, Attribution]) -> None:
+        """Tallies what the seeds are worth now, by slot; what was not measured leaves a tally as it is."""
+        for slot_id, found in attributions.items():
+            if found.contribution_pp is not None:
+                gain = self._earlier_gain_pp[slot_id] + found.contribution_pp
+                self.tallies[slot_id] = replace(self.tallies[slot_id], contribution_gain_pp=gain)
 
     # ---- going back
 
@@ -186,6 +207,8 @@ class ParallelEnvState(EngineEnv):
         self.signals = _read_signals(books["signals"])
         self.tracker.load_state_dict(books["tracker"])
         self.governor.restore_memory(books["governor"])
+        self.tallies = {slot_id: SlotTally(**books["tallies"][slot_id]) for slot_id in self.tallies}
+        self._earlier_gain_pp = dict(books["earlier_gain_pp"])
         if self.placement.scaler is not None:
             self.placement.scaler.load_state_dict(books["scaler"])
         self.plan = plan_coalitions(self.model)
@@ -203,8 +226,13 @@ class ParallelEnvState(EngineEnv):
         """
         assert self.kept is not None
         assert self.epoch is not None
-        now, before = self.epoch, self._seed_names()
+        now, before, counted = self.epoch, self._seed_names(), self.tallies
         self.restore(self.kept)
+        # Points go back with the host; that a seed was planted stays true, as it does for the ops of the episode.
+        self.tallies = {
+            slot_id: replace(counted[slot_id], contribution_gain_pp=tally.contribution_gain_pp)
+            for slot_id, tally in self.tallies.items()
+        }
         self.seeds_removed = tuple(name for name in before if name not in self._seed_names())
         restored, self.epoch = self.epoch, now
         self.governor.note_rollback()
@@ -223,6 +251,8 @@ class ParallelEnvState(EngineEnv):
             "signals": asdict(self.signals),
             "tracker": self.tracker.state_dict(),
             "governor": self.governor.memory(),
+            "tallies": {slot_id: asdict(tally) for slot_id, tally in self.tallies.items()},
+            "earlier_gain_pp": dict(self._earlier_gain_pp),
             "scaler": None if self.placement.scaler is None else self.placement.scaler.state_dict(),
         }
 
