@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import pytest
 
 from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, STATUS_FILE
 from esper.scripts.cli import main
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.run import session
 from esper.simic.run.recorder import RunRecorder
 from esper.simic.training import vectorized
 from tests.nissa.events import log_path
 from tests.runtime.data_files import cifar_batches, write_cifar
+from tests.telemetry.logs import events_of
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1"]
 
@@ -47,6 +50,20 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, capsys):
     train("--resume", tmp_path / "a", "--rounds", 3)
     assert "resumed after round 2" in capsys.readouterr().out
     assert (tmp_path / "a" / CHECKPOINTS_DIR / "ckpt-00000003").is_dir()
+
+
+def test_the_policy_is_updated_as_often_per_round_as_asked_and_a_resume_changes_no_bit(tmp_path):
+    twice = ["ppo", *SMOKE, "--ppo-updates-per-batch", 2, "--target-kl", 1e9, "--runs", tmp_path]
+    for run in ("whole", "parts"):
+        train(*twice, "--run-id", run)
+    shutil.rmtree(tmp_path / "parts" / CHECKPOINTS_DIR / "ckpt-00000002")
+    train("--resume", tmp_path / "parts")
+    whole, parts = (PPOAgent.load(tmp_path / run / CHECKPOINTS_DIR / "ckpt-00000002") for run in ("whole", "parts"))
+    assert whole.updates == 4
+    assert whole.to_files() == parts.to_files()
+    first, again = ([e["data"] for e in events_of(tmp_path / r, "PPO_UPDATE_COMPLETED")] for r in ("whole", "parts"))
+    assert (len(first), again) == (2, [*first, first[1]])
+    assert [data["num_optimizer_steps"] for data in first] == [2 * 2 * whole.config.ppo_epochs] * 2
 
 
 def test_a_run_may_be_silent(tmp_path, capsys):
@@ -123,8 +140,12 @@ def test_the_baseline_runs_with_one_env_because_nobody_chose_its_minibatches(tmp
     write_cifar(tmp_path / "data", cifar_batches())
     monkeypatch.setenv("ESPER_CIFAR10", str(tmp_path / "data"))
     baseline = ["ppo", "--preset", "cifar_baseline", "--task", "cifar_baseline", "--rounds", 1, "--envs", 1]
-    train(*baseline, "--episode-length", 5, "--telemetry-dir", tmp_path / "runs")
-    assert "Done." in capsys.readouterr().out
+    command = [*baseline, "--episode-length", 5, "--telemetry-dir", tmp_path / "runs"]
+    done = subprocess.run(
+        [sys.executable, "-m", "esper.scripts.train", *map(str, command)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Done." in done.stdout
     with pytest.raises(SystemExit):
         train(*baseline, "--minibatches", 4, "--telemetry-dir", tmp_path / "runs")
     assert "envs=1 but minibatches=4" in capsys.readouterr().err

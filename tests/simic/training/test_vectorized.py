@@ -7,12 +7,13 @@ import pytest
 from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.scripts.cli import main
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.client import SimicClient
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.run.session import RunStart, start_again, start_new
 from esper.simic.run.stop_signals import StopSignals
 from esper.simic.training import helpers, vectorized
 from esper.simic.training.helpers import run_session, train_heuristic
-from esper.simic.training.vectorized import AgentReads, open_session, train_ppo_vectorized
+from esper.simic.training.vectorized import open_session, train_ppo_vectorized
 from esper.tolaria.batches import SharedBatchIterator
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, open_log
@@ -51,15 +52,27 @@ def test_a_run_with_a_directory_learns_what_one_without_does(tmp_path):
     assert [row.return_mean for row in end.history] == [row.return_mean for row in history]
 
 
-def test_the_command_runs_the_heuristic_through_its_function(monkeypatch, tmp_path):
-    rounds, real = [], helpers.train_heuristic
+@pytest.mark.parametrize(("controller", "name"), [("ppo", "train_ppo_vectorized"), ("heuristic", "train_heuristic")])
+def test_the_command_trains_through_the_function(monkeypatch, tmp_path, controller, name):
+    returned, real = [], getattr(helpers, name)
 
     def note(*args, **kwargs):
-        rounds.extend(real(*args, **kwargs))
+        returned.append(real(*args, **kwargs))
 
-    monkeypatch.setattr(helpers, "train_heuristic", note)
-    main(["train", "heuristic", *SMOKE, "--runs", str(tmp_path)])
+    monkeypatch.setattr(helpers, name, note)
+    main(["train", controller, *SMOKE, "--runs", str(tmp_path)])
+    (result,) = returned
+    agent, rounds = result if controller == "ppo" else (None, result)
     assert len(rounds) == 1
+    assert agent is None or agent.updates == 1
+
+
+def test_an_open_run_of_a_fixed_controller_trains_no_policy():
+    with (
+        open_session(RunStart(config=replace(ONE, controller="heuristic"))) as session,
+        pytest.raises(ValueError, match="controller must be 'ppo' to train a policy, got 'heuristic'"),
+    ):
+        train_ppo_vectorized(session=session)
 
 
 # ---- the parts that the root names
@@ -114,7 +127,7 @@ def test_a_resume_loads_the_agent(monkeypatch, tmp_path):
         loaded.append(load(source))
         return loaded[-1]
 
-    monkeypatch.setattr(PPOAgent, "load", note)
+    monkeypatch.setattr(vectorized.PPOAgent, "load", note)
     with open_session(start_again(tmp_path / "a", {"rounds": 2})) as session:
         session.run()
     assert len(loaded) == 1
@@ -122,7 +135,7 @@ def test_a_resume_loads_the_agent(monkeypatch, tmp_path):
     assert loaded[0].updates == 2
 
 
-def test_debug_looks_at_gradients_and_weights_through_the_root(monkeypatch, tmp_path):
+def test_debug_looks_at_gradients_and_at_an_alarm_at_weights_through_the_root(monkeypatch, tmp_path):
     looks = []
 
     def noting(name):
@@ -136,12 +149,14 @@ def test_debug_looks_at_gradients_and_weights_through_the_root(monkeypatch, tmp_
 
     noting("collect_per_layer_gradients")
     noting("check_numerical_stability")
+    update = SimicClient.update
+    monkeypatch.setattr(SimicClient, "update", lambda client: {**update(client), "ratio_max": 1e6})
     with open_log(tmp_path, strict=True) as log:
         monkeypatch.setattr(vectorized, "get_hub", lambda: log)
-        with open_session(RunStart(config=replace(ONE, level="debug"))) as session:
-            session.run()
-            assert looks.count("collect_per_layer_gradients") >= 1
-            bundle = AgentReads(session.trainer.client).bundle()
-    assert bundle.layers is not None
-    assert bundle.grad_norm > 0.0
-    assert "check_numerical_stability" in looks
+        train_ppo_vectorized(ONE, level="debug")
+    alarms = [event["data"] for event in events_of(tmp_path, "ANOMALY_DETECTED")]
+    (alarm,) = [data for data in alarms if data["metric"] == "ratio_max"]
+    assert alarm["debug"]["layers"]["num_layers"] > 0
+    assert alarm["debug"]["stability"] is not None
+    assert alarm["debug"]["grad_norm"] > 0.0
+    assert looks == ["collect_per_layer_gradients", "collect_per_layer_gradients", "check_numerical_stability"]

@@ -10,8 +10,8 @@ from esper.leyline import BatchSummary
 from esper.nissa import Backend
 from esper.simic.run.session import RunStart, Session, SessionEnd, end_unopened
 from esper.simic.run.stop_signals import StopSignals
-from esper.simic.training.config import TrainingConfig, with_overrides
-from esper.simic.training.vectorized import open_session
+from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
+from esper.simic.training.vectorized import open_session, train_ppo_vectorized
 from esper.tolaria.worker import StepCancelled
 
 HEURISTIC = "heuristic"
@@ -28,7 +28,9 @@ def run_session(
     """
     try:
         with open_session(start, stop, listeners, data_dir=data_dir) as session:
-            if start.config.controller == HEURISTIC:
+            if start.config.controller == LEARNED:
+                train_ppo_vectorized(session=session)
+            elif start.config.controller == HEURISTIC:
                 train_heuristic(session=session)
             else:
                 session.run()

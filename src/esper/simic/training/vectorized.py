@@ -68,14 +68,15 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 def train_ppo_vectorized(
-    config: TrainingConfig | None = None, /, **overrides: Any
+    config: TrainingConfig | None = None, /, *, session: Session | None = None, **overrides: Any
 ) -> tuple[PPOAgent, list[BatchSummary]]:
     """Trains a policy and returns it with the summaries of its rounds.
 
-    Events go to the process's hub, if there is one; nothing else is written to disk.
+    Events go to the process's hub, if there is one; nothing else is written to disk. A session has its own log.
 
     Args:
         config: What to train; the defaults if None.
+        session: A run that is open already; config and overrides then say nothing.
         overrides: Fields of the configuration that are to differ.
 
     Returns:
@@ -84,13 +85,20 @@ def train_ppo_vectorized(
     Raises:
         ValueError: A field is unknown or out of range, or the controller does not learn.
     """
-    config = with_overrides(TrainingConfig() if config is None else config, overrides)
-    if config.controller != LEARNED:
-        raise ValueError(f"controller must be {LEARNED!r} to train a policy, got {config.controller!r}")
-    with open_session(RunStart(config=config)) as session:
-        history = session.run()
+    if session is None:
+        config = with_overrides(TrainingConfig() if config is None else config, overrides)
+        _check_learned(config.controller)
+        with open_session(RunStart(config=config)) as opened:
+            return train_ppo_vectorized(session=opened)
+    _check_learned(session.trainer.config.controller)
+    history = session.run()
     assert isinstance(session.trainer.client, SimicClient)
     return session.trainer.client.agent, history
+
+
+def _check_learned(controller: str) -> None:
+    if controller != LEARNED:
+        raise ValueError(f"controller must be {LEARNED!r} to train a policy, got {controller!r}")
 
 
 @contextmanager
