@@ -1,13 +1,15 @@
 """What happens when the files of a run are damaged, foreign or cannot be written: loud, never a silent restart."""
 
 import errno
+import hashlib
 import json
 import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from esper.leyline import CheckpointError, StorageError
-from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.leyline.rundir import CHECKPOINTS_DIR, MANIFEST_FILE
 from esper.scripts.cli import main
 from esper.simic.run import checkpoint_schedule
 from esper.simic.run.session import start_again
@@ -179,3 +181,135 @@ def test_a_linked_lock_costs_the_reader_nothing(run, tmp_path, capsys):
     assert caught.value.code == 6
     assert "run.lock is a link; Esper opens regular files only" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "precious"
+
+
+# ---- contents that are wrong although every hash fits
+
+
+def rehash(folder):
+    """Makes sizes and hashes of a checkpoint fit what is in it now."""
+    manifest = json.loads((folder / MANIFEST_FILE).read_text())
+    for name in manifest["files"]:
+        content = (folder / name).read_bytes()
+        manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    sign(folder, manifest)
+
+
+def sign(folder, manifest):
+    def canonical(values):
+        return json.dumps(values, indent=1, sort_keys=True).encode()
+
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    rest["sha256"] = hashlib.sha256(canonical(rest)).hexdigest()
+    (folder / MANIFEST_FILE).write_bytes(canonical(rest).replace(b"Infinity", b"1e400"))
+
+
+def change(folder, file, value, *path):
+    content = json.loads((folder / file).read_text())
+    place = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    if file == MANIFEST_FILE:
+        sign(folder, content)
+    else:
+        (folder / file).write_text(json.dumps(content))
+        rehash(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "value", "path"),
+    [
+        (MANIFEST_FILE, float("nan"), ("facts", "score")),
+        (MANIFEST_FILE, float("inf"), ("facts", "score")),
+        (MANIFEST_FILE, float("nan"), ("facts", "next_seq")),
+        (MANIFEST_FILE, -1, ("facts", "next_seq")),
+        (MANIFEST_FILE, 2**62, ("facts", "next_seq")),
+        (MANIFEST_FILE, -1, ("facts", "attempt")),
+        (MANIFEST_FILE, "2", ("facts", "index")),
+        (MANIFEST_FILE, "12", ("files", "state.json", "size")),
+        (MANIFEST_FILE, 2**31, ("files", "state.json", "size")),
+        (MANIFEST_FILE, [], ("files",)),
+        ("agent.json", [], ("shape",)),
+        ("agent.json", "wide", ("config", "width")),
+        ("agent.json", 2**31, ("config", "width")),
+        ("agent.json", 4096, ("config", "width")),
+        ("agent.json", True, ("updates",)),
+        ("agent.json", -5, ("env_steps",)),
+        ("agent.json", 7, ("run_seed",)),
+        ("agent.json", ["x"], ("shape", "global_columns")),
+        ("state.json", [], ("counters",)),
+        ("state.json", "2", ("counters", "next_round")),
+        ("state.json", 1, ("counters", "next_round")),
+        ("state.json", [], ("history",)),
+        ("state.json", float("nan"), ("history", 0, "return_mean")),
+        ("state.json", {"mean": "a"}, ("reward_scale",)),
+        ("state.json", None, ("reward_scale",)),
+        ("state.json", {}, ("log",)),
+        ("state.json", [[0]], ("log", "detector", "alarms")),
+        ("state.json", [[0, "x", 1, None, "much"]], ("log", "detector", "alarms")),
+        ("state.json", 10**12, ("config", "width")),
+        ("state.json", "no such task", ("config", "task")),
+        ("state.json", "nobody", ("config", "controller")),
+        ("state.json", {"family": "loss", "floor": 0, "ceiling": 1, "reference": [1.0]}, ("calibration",)),
+    ],
+)
+def test_wrong_contents_give_way_to_the_older_checkpoint(run, file, value, path, capsys):
+    change(newest(run), file, value, *path)
+    assert start_again(run, {}).rounds_done == 1
+    assert "ckpt-00000002 rejected: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["nan", "double", "renamed"])
+def test_wrong_tensors_give_way_to_the_older_checkpoint(run, damage):
+    file = newest(run) / "policy.safetensors"
+    tensors = load_file(file)
+    name = "trunk.0.bias"
+    if damage == "nan":
+        tensors[name][0] = float("nan")
+    elif damage == "double":
+        tensors[name] = tensors[name].double()
+    else:
+        tensors["other"] = tensors.pop(name)
+    save_file(tensors, file)
+    rehash(newest(run))
+    assert start_again(run, {}).rounds_done == 1
+
+
+def test_a_rejected_checkpoint_of_this_run_does_not_block_it(run):
+    change(newest(run), "agent.json", [], "shape")
+    main(["train", "--resume", str(run)])
+    assert start_again(run, {}).rounds_done == 2
+
+
+# ---- numbers that are wrong
+
+
+@pytest.mark.parametrize("lr", ["1e30", "1e3"])
+def test_a_policy_that_diverged_is_not_saved(lr, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "ppo", *SMOKE, "--rounds", "6", "--lr", lr, "--runs", str(tmp_path), "--run-id", "a"])
+    assert caught.value.code == 5
+    error = capsys.readouterr().err
+    assert "the policy has diverged" in error
+    for folder in (tmp_path / "a" / CHECKPOINTS_DIR).iterdir():
+        tensors = load_file(folder / "policy.safetensors")
+        assert all(bool(tensor.float().isfinite().all()) for tensor in tensors.values())
+    if any((tmp_path / "a" / CHECKPOINTS_DIR).iterdir()):
+        assert "The earlier ones are intact" in error
+        assert start_again(tmp_path / "a", {}).rounds_done >= 1
+    else:
+        assert "There is no earlier one" in error
+    assert lines(tmp_path / "a")[-1]["data"]["error_type"] == "NumericFailure"
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("episode-length", 10**9), ("envs", 10**6), ("rounds", 10**12), ("width", 10**12), ("ppo-epochs", 10**9)],
+)
+def test_sizes_beyond_all_sense_are_refused_at_once(flag, value, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "ppo", *SMOKE, f"--{flag}", str(value), "--runs", str(tmp_path)])
+    assert caught.value.code == 2
+    assert f"{flag.replace('-', '_')} must be a whole number of at least 1 and at most" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

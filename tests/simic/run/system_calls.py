@@ -87,7 +87,7 @@ def _survey(folder: Path, torn: bool) -> list[dict[str, Any]]:
     template = run_with(folder, 1, 2)
     found: list[dict[str, Any]] = []
     for point in count():
-        run = RunDir(path=folder / f"killed-{point}")
+        run = RunDir(path=folder / f"killed-{point}" / template.run_id)
         shutil.copytree(template.path, run.path)
         killed, call = _killed_at(run, point, torn)
         loaded, rejected = newest(run)

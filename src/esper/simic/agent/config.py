@@ -33,7 +33,17 @@ class Range:
 
 POSITIVE = Range(text="above 0 and finite", low=0.0, low_open=True)
 NOT_NEGATIVE = Range(text="at least 0 and finite", low=0.0)
-COUNT = Range(text="a whole number of at least 1", low=1, whole=True)
+
+
+def up_to(most: int) -> Range:
+    """For counts; the limit is far above what is sensible, and below what would take all memory or never end."""
+    return Range(text=f"a whole number of at least 1 and at most {most:,}", low=1, high=most, whole=True)
+
+
+STEPS = up_to(10**15)
+WIDTH = up_to(4_096)
+PASSES = up_to(1_000)
+ENVS = up_to(4_096)
 SHARE = Range(text="in [0, 1]", low=0.0, high=1.0)
 FRACTION = Range(text="in (0, 1]", low=0.0, high=1.0, low_open=True)
 UP_TO_HALF = Range(text="in [0, 0.5]", low=0.0, high=0.5)
@@ -65,7 +75,7 @@ class Hyperparameters:
     # Where little is at stake the KL penalty towards the prior then wins, and exploration goes on.
     advantage_std_floor: float = option("spread below which advantages are not magnified, in rewards", 1.0, POSITIVE)
     lam: float = option("trace decay of the advantage estimate", 0.95, SHARE)
-    ppo_epochs: int = option("passes over a round", 4, COUNT)
+    ppo_epochs: int = option("passes over a round", 4, PASSES)
     clip_ratio: float = option("how far a probability ratio may move before its gradient ends", 0.2, FRACTION)
     target_kl: float = option("joint KL at which the passes of a round stop", 0.03, POSITIVE)
     entropy_coef: float = option(
@@ -78,7 +88,7 @@ class Hyperparameters:
     epsilon: float = option("the same for slot, blueprint and blend", 0.05, UP_TO_HALF)
     value_coef: float = option("weight of the critic's loss", 0.5, NOT_NEGATIVE)
     max_grad_norm: float = option("gradients are clipped to this norm", 0.5, POSITIVE)
-    width: int = option("units of trunk and memory", 128, COUNT)
+    width: int = option("units of trunk and memory", 128, WIDTH)
     op_prior: tuple[float, ...] = option(
         f"logits the op head starts from and of the prior of its KL penalty ({', '.join(op.name for op in OPS)})",
         DEFAULT_OP_PRIOR,
@@ -97,9 +107,9 @@ class PPOConfig(Hyperparameters):
 
     # Must be the reward's own: shaping terms cancel only under the same discount.
     gamma: float = option("discount", 0.995, FRACTION)
-    minibatches: int = option("groups of whole env sequences per pass; at most one per env", 4, COUNT)
+    minibatches: int = option("groups of whole env sequences per pass; at most one per env", 4, ENVS)
     memory: bool = option("False clears the memory before every step: an ablation", True)
-    schedule_steps: int = option("env steps over which the schedules run; then they stay at their ends", 16_000, COUNT)
+    schedule_steps: int = option("env steps over which the schedules run; then they stay at their ends", 16_000, STEPS)
 
     def learning_rate_at(self, env_steps: int) -> float:
         """Linear from the learning rate to its final share."""

@@ -20,8 +20,18 @@ from torch import Tensor, nn
 
 from esper.leyline import ModelFileError, NumericFailure, derive_seed
 from esper.simic.agent.advantages import Rollout, with_gae
-from esper.simic.agent.agent_files import FACTS_FILE, pack, read_facts, read_files, tuples, unpack_, write_files
-from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, POSITIVE, UP_TO_HALF, PPOConfig, option
+from esper.simic.agent.agent_files import FACTS_FILE, count, exactly, pack, read_facts, read_files, unpack_, write_files
+from esper.simic.agent.config import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    STEPS,
+    UP_TO_HALF,
+    WIDTH,
+    PPOConfig,
+    option,
+    up_to,
+)
 from esper.simic.agent.gym_envs import MaskSource, Moment, TensorEnvs, call_action_masks
 from esper.simic.agent.policy import (
     ForwardPass,
@@ -52,9 +62,9 @@ class GymConfig(PPOConfig):
     `epsilon_op` and `op_prior` speak of Tamiyo's op head and are not used.
     """
 
-    steps_per_round: int = option("steps of every env between updates", 128, COUNT)
-    schedule_steps: int = option("env steps to learn from; the schedules run over them", 75_000, COUNT)
-    width: int = option("units of encoder, memory and value", 64, COUNT)
+    steps_per_round: int = option("steps of every env between updates", 128, up_to(1_000_000))
+    schedule_steps: int = option("env steps to learn from; the schedules run over them", 75_000, STEPS)
+    width: int = option("units of encoder, memory and value", 64, WIDTH)
     gamma: float = option("discount", 0.99, FRACTION)
     # Rewards of any env come in units of their own, so next to nothing may be the whole signal.
     advantage_std_floor: float = option("spread below which advantages are not magnified, in rewards", 1e-3, POSITIVE)
@@ -298,8 +308,8 @@ class RecurrentPPO:
         files = read_files(directory)
         facts = read_facts(files)
         try:
-            config, run_seed = GymConfig(**tuples(facts["config"])), int(facts["run_seed"])
-            env_steps, updates = int(facts["env_steps"]), int(facts["updates"])
+            config, run_seed = exactly(facts["config"], GymConfig), count(facts["run_seed"])
+            env_steps, updates = count(facts["env_steps"]), count(facts["updates"])
             spaces, masked = (facts["obs_size"], tuple(facts["sizes"])), bool(facts["masked"])
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFileError(f"{FACTS_FILE}: does not describe a learner of this release ({error})") from error

@@ -14,7 +14,18 @@ from torch import Tensor, nn
 
 from esper.leyline import HEAD_NAMES, ModelFileError, derive_seed
 from esper.simic.agent.advantages import Rollout, with_gae
-from esper.simic.agent.agent_files import FACTS_FILE, pack, read_facts, read_files, tuples, unpack_, write_files
+from esper.simic.agent.agent_files import (
+    FACTS_FILE,
+    POLICY_FILE,
+    count,
+    exactly,
+    pack,
+    read_facts,
+    read_files,
+    read_tensors,
+    unpack_,
+    write_files,
+)
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.policy import LSTMState
 from esper.simic.agent.ppo_update import UpdateSettings, observation_health, run_epochs, skipped_metrics
@@ -177,10 +188,13 @@ class PPOAgent:
         files = source if isinstance(source, Mapping) else read_files(source)
         facts = read_facts(files)
         try:
-            shape = NetworkShape(**tuples(facts["shape"]))
-            agent = cls(shape, PPOConfig(**tuples(facts["config"])), run_seed=facts["run_seed"])
-            agent.env_steps, agent.updates = int(facts["env_steps"]), int(facts["updates"])
-        except (KeyError, TypeError, ValueError) as error:
+            shape, config = exactly(facts["shape"], NetworkShape), exactly(facts["config"], PPOConfig)
+            # Before anything is built: a width that is not that of the weights may take all memory.
+            if read_tensors(files, POLICY_FILE)["trunk.0.weight"].shape[0] != config.width:
+                raise ValueError(f"width {config.width} is not that of {POLICY_FILE}")
+            agent = cls(shape, config, run_seed=count(facts["run_seed"]))
+            agent.env_steps, agent.updates = count(facts["env_steps"]), count(facts["updates"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ModelFileError(f"{FACTS_FILE}: does not describe an agent of this release ({error})") from error
         unpack_(agent.network, agent.optimizer, files)
         return agent

@@ -33,6 +33,8 @@ class Calibration:
     def __post_init__(self) -> None:
         if self.family not in FAMILY_NAMES:
             raise ValueError(f"family must be one of {', '.join(FAMILY_NAMES)}, got {self.family!r}")
+        if not all(map(math.isfinite, (self.floor, self.ceiling, *(self.reference or ())))):
+            raise ValueError("the points of a scale must be finite")
 
     @property
     def span(self) -> float:

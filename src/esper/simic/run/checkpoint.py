@@ -32,6 +32,8 @@ MAX_MANIFEST_BYTES = 16 * 2**20
 """A larger file is no manifest and is not read."""
 MAX_FILE_BYTES = 2**31
 """The same for each of the other files."""
+MAX_SEQ = 2**53
+"""No run has more events."""
 RETRY_PAUSES_S = (0.2, 1.0)
 """Pauses after failed tries; the try after the last pause is the last."""
 _NAME = re.compile(r"ckpt-(\d{8,})")
@@ -304,7 +306,10 @@ def read_checkpoint_manifest(path: Path) -> CheckpointManifest:
         manifest = msgspec.convert(values, CheckpointManifest)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{MANIFEST_FILE} is whole but not of this release ({error})") from error
-    if (name := checkpoint_name(manifest.facts.index)) != path.name:
+    facts, sizes = manifest.facts, [entry.size for entry in manifest.files.values()]
+    if min(facts.index, facts.attempt, facts.next_seq, *sizes) < 0 or facts.next_seq > MAX_SEQ:
+        raise CheckpointError(f"{MANIFEST_FILE} is whole but holds impossible counts")
+    if (name := checkpoint_name(facts.index)) != path.name:
         raise CheckpointError(f"{MANIFEST_FILE} belongs to {name}")
     return manifest
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Literal
 from esper.leyline import (
     CheckpointError,
     CheckpointRecorded,
+    NumericFailure,
     Severity,
     StorageError,
     TelemetryEventType,
@@ -195,6 +197,7 @@ class CheckpointWriter:
 
         Raises:
             StorageError: Saving has failed five times in a row, or at the end of the run.
+            NumericFailure: The run's numbers are not finite. Nothing was saved; what was before is as it was.
         """
         started = self._clock()
         if not self._schedule.due(index, started, final=last):
@@ -215,7 +218,14 @@ class CheckpointWriter:
             identity=identity(),
         )
         try:
-            saved = save_checkpoint(self._run, facts, files(), read=partial(read_own, self._run.run_id))
+            content = files()
+            if score is not None and not math.isfinite(score):
+                raise NumericFailure(f"the score of round {index} is {score}")
+        except NumericFailure as error:
+            self._not_saved(index, str(error))
+            raise
+        try:
+            saved = save_checkpoint(self._run, facts, content, read=partial(read_own, self._run.run_id))
         except StorageError as error:
             self._schedule.failed(self._clock(), self._clock() - started)
             self._not_saved(index, str(error))
@@ -245,7 +255,8 @@ class CheckpointWriter:
 
     def _not_saved(self, index: int, why: str, *, quiet: bool = False) -> None:
         if not quiet:
-            complain(f"checkpoint of round {index} not saved: {why}. The earlier ones are intact")
+            rest = "There is no earlier one" if self.saved_index is None else "The earlier ones are intact"
+            complain(f"checkpoint of round {index} not saved: {why}. {rest}")
         self._emit("save_failed", f"round {index}", index, error=why)
 
     def loaded(self, checkpoint: LoadedCheckpoint, rejected: tuple[Rejection, ...]) -> None:

@@ -120,10 +120,8 @@ class RunRecorder(Recorder):
     ) -> None:
         self._hub, self._parts = hub, parts
         self._checkpoints, self._run_path = checkpoints, run_path
-        task, plan = parts.task, parts.task.optimizer
-        self._lrs = [brief(plan.lr * lr_factor(plan.schedule, epoch, task.horizon)) for epoch in range(task.horizon)]
         self._detector = AnomalyDetector()
-        self._escalation = EscalationState.of(telemetry, task.horizon)
+        self._escalation = EscalationState.of(telemetry, parts.task.horizon)
         self._gates = GateWatch()
         self._suspicions = SuspicionWatch()
         self._choices = ChoiceCounter(parts.pool.layout)
@@ -177,7 +175,8 @@ class RunRecorder(Recorder):
         for event in report.events:
             emit_with_env_context(self._hub, event, ctx)
         if T.EPOCH_COMPLETED in wanted:
-            emit_epoch_completed(self._hub, ctx, report, self._lrs[ctx.epoch])
+            lr = task.optimizer.lr * lr_factor(task.optimizer.schedule, ctx.epoch, task.horizon)
+            emit_epoch_completed(self._hub, ctx, report, brief(lr))
         if T.COALITION_MEASURED in wanted:
             emit_coalitions_measured(self._hub, ctx, report, points(task, report.coalitions))
         if T.GATE_EVALUATED in wanted:

@@ -7,24 +7,72 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
 
-from esper.leyline import BatchSummary, CheckpointError, ModelFileError
+from esper.leyline import BatchSummary, CheckpointError, ModelFileError, NumericFailure, Severity
+from esper.leyline.files import loads_json
 from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.agent_files import FACTS_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import SimicClient
+from esper.simic.client import SimicClient, check_columns
+from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Calibration
 from esper.simic.run.checkpoint import LoadedCheckpoint, load_checkpoint, newest_valid
 from esper.simic.run.run_dir import open_run
+from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.training.config import LEARNED, TrainingConfig, config_from_json
+from esper.tamiyo.controllers import CONTROLLERS
 
 if TYPE_CHECKING:
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
 STATE_FILE = "state.json"
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Rollbacks(TypedDict):
+    num_total: _Count
+    bad_rounds: _Count
+
+
+class _Counters(TypedDict):
+    next_round: _Count
+    num_env_steps: _Count
+    num_skipped: _Count
+    rollbacks: _Rollbacks
+
+
+class _Detector(TypedDict):
+    alarms: list[tuple[int, str, _Count, Severity | None, str]]
+    grad_norms: list[float]
+    val_losses: list[tuple[int, list[float]]]
+    num_updates: _Count
+    num_skipped: _Count
+
+
+class _Escalation(TypedDict):
+    windows: list[tuple[int, int, int]]
+
+
+class _Log(TypedDict):
+    detector: _Detector
+    escalation: _Escalation
+    num_rollbacks: _Count
+    rolling: list[float]
+
+
+class _SavedState(TypedDict):
+    """What the file holds, to check types by."""
+
+    config: dict[str, Any]
+    counters: _Counters
+    history: tuple[BatchSummary, ...]
+    calibration: Calibration | None
+    reward_scale: dict[str, float] | None
+    log: _Log | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +90,11 @@ class RunState:
 
 
 def run_files(trainer: VectorizedPPOTrainer, log_state: dict[str, Any] | None = None) -> dict[str, bytes]:
-    """A run between two rounds as files: tensors as safetensors, everything else, the alarms' memory too, as JSON."""
+    """A run between two rounds as files: tensors as safetensors, everything else, the alarms' memory too, as JSON.
+
+    Raises:
+        NumericFailure: A number in it is not finite.
+    """
     learner = trainer.client if isinstance(trainer.client, SimicClient) else None
     state = {
         "config": json.loads(trainer.config.to_json()),
@@ -52,7 +104,10 @@ def run_files(trainer: VectorizedPPOTrainer, log_state: dict[str, Any] | None = 
         "reward_scale": None if learner is None else learner.scale.state_dict(),
         "log": log_state,
     }
-    files = {STATE_FILE: (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()}
+    try:
+        files = {STATE_FILE: (json.dumps(state, indent=1, allow_nan=False) + "\n").encode()}
+    except ValueError as error:
+        raise NumericFailure("a number of the run's state is not finite; look at the rewards it was paid") from error
     return files if learner is None else files | learner.agent.to_files()
 
 
@@ -65,19 +120,45 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
     if STATE_FILE not in files:
         raise ModelFileError(f"{STATE_FILE} is missing: not a checkpoint of a training run")
     try:
-        state = json.loads(files[STATE_FILE])
-        config = config_from_json(json.dumps(state["config"]), STATE_FILE)
-        return RunState(
+        state = loads_json(files[STATE_FILE])
+        typed = msgspec.convert(state, _SavedState)
+        config = config_from_json(json.dumps(typed["config"]), STATE_FILE)
+        found = RunState(
             config=config,
             counters=state["counters"],
-            history=msgspec.convert(state["history"], tuple[BatchSummary, ...]),
-            calibration=msgspec.convert(state["calibration"], Calibration | None),
+            history=typed["history"],
+            calibration=typed["calibration"],
             reward_scale=state["reward_scale"],
             log_state=state["log"],
             agent=PPOAgent.load(files) if config.controller == LEARNED else None,
         )
+        _check_together(found)
+        return found
+    except ModelFileError:
+        raise
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise ModelFileError(f"{STATE_FILE}: not the state of a training run of this release ({error})") from error
+
+
+def _check_together(state: RunState) -> None:
+    """Refuses parts that are not of one run, which would show only rounds later."""
+    config, rounds = state.config, state.counters["next_round"]
+    task = get_task_spec(config.task)
+    if len(state.history) != rounds or rounds > config.rounds:
+        raise ValueError(f"{rounds} of {config.rounds} rounds done, but {len(state.history)} summaries")
+    horizon = task.horizon if config.episode_length is None else config.episode_length
+    reference = None if state.calibration is None else state.calibration.reference
+    if reference is not None and len(reference) != horizon + 1:
+        raise ValueError(f"a reference of {len(reference)} points for {horizon} epochs")
+    if state.agent is not None:
+        check_columns(state.agent.shape)
+        RewardNormalizer().load_state_dict(state.reward_scale or {})
+        if state.agent.run_seed != config.seed:
+            raise ValueError(f"seed {config.seed}, but the agent's is {state.agent.run_seed}")
+    elif config.controller not in CONTROLLERS:
+        raise ValueError(f"unknown controller {config.controller!r}")
+    if state.log_state is not None:
+        AnomalyDetector().load_state_dict(state.log_state["detector"])
 
 
 def read_own(run_id: str, found: LoadedCheckpoint) -> RunState:

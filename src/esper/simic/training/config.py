@@ -15,7 +15,17 @@ from typing import Any, get_args
 import msgspec
 
 from esper.leyline.rng import TRAINING_RUN_SEEDS
-from esper.simic.agent.config import COUNT, FRACTION, NOT_NEGATIVE, Hyperparameters, PPOConfig, Range, option
+from esper.simic.agent.config import (
+    ENVS,
+    FRACTION,
+    NOT_NEGATIVE,
+    PASSES,
+    Hyperparameters,
+    PPOConfig,
+    Range,
+    option,
+    up_to,
+)
 from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
@@ -46,7 +56,9 @@ FREE_ON_RESUME: tuple[str, ...] = (
 
 SEED = Range(text="in 0..9999 (later ones tune and evaluate)", low=0, high=TRAINING_RUN_SEEDS[-1], whole=True)
 EPOCHS = Range(text="in 0..100000", low=0, high=100_000, whole=True)
-CALIBRATION_RUNS = Range(text="0 (none) or at least 5", low=0, whole=True)
+CALIBRATION_RUNS = Range(text="0 (none) or at least 5 and at most 1000", low=0, high=1_000, whole=True)
+MAX_ROUND_STEPS = 2_000_000
+"""Steps of all envs in one round: they are kept until the update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +72,19 @@ class TrainingConfig(Hyperparameters):
     task: str = option("what hosts are trained on; `esper tasks` lists them", "digits_blind", group="run")
     controller: str = option("ppo, or a fixed controller such as heuristic", LEARNED, group="run")
     seed: int = option("everything random in the run follows from it", 0, SEED, group="run")
-    rounds: int = option("rounds: one episode in every env, then one update of the policy", 40, COUNT, group="run")
-    envs: int = option("hosts that are trained side by side", 16, COUNT, group="run")
-    episode_length: int | None = option("epochs of an episode; default: the task's horizon", None, COUNT, group="run")
+    rounds: int = option(
+        "rounds: one episode in every env, then one update of the policy", 40, up_to(1_000_000), group="run"
+    )
+    envs: int = option("hosts that are trained side by side", 16, ENVS, group="run")
+    episode_length: int | None = option(
+        "epochs of an episode; default: the task's horizon", None, up_to(100_000), group="run"
+    )
     param_budget: int | None = option(
-        "most parameters of host and seeds; default: the task's", None, COUNT, group="run"
+        "most parameters of host and seeds; default: the task's", None, up_to(10**12), group="run"
     )
 
     workers: int | None = option(
-        "worker processes; default: one per core, at most one per env", None, COUNT, group="machine"
+        "worker processes; default: one per core, at most one per env", None, ENVS, group="machine"
     )
     worker_kind: str = option(f"where hosts run: {', '.join(WORKER_KINDS)}", "auto", group="machine")
     device: str = option("where hosts are trained, such as cpu or cuda:0,cuda:1", "cpu", group="machine")
@@ -88,9 +104,9 @@ class TrainingConfig(Hyperparameters):
     )
 
     minibatches: int | None = option(
-        f"groups of whole env sequences per pass; default: {MINIBATCHES}, at most one per env", None, COUNT
+        f"groups of whole env sequences per pass; default: {MINIBATCHES}, at most one per env", None, ENVS
     )
-    ppo_updates_per_batch: int = option("updates of the policy per round", 1, COUNT)
+    ppo_updates_per_batch: int = option("updates of the policy per round", 1, PASSES)
     anneal_fraction: float = option(
         "share of the run in which lr, KL penalty and epsilons come to their end", 1.0, FRACTION
     )
@@ -101,7 +117,7 @@ class TrainingConfig(Hyperparameters):
     escalation_epochs: int = option(
         "epochs logged at level debug after an alarm; 0 for none", 5, EPOCHS, group="records"
     )
-    keep_checkpoints: int = option("newest checkpoints that stay on disk", 3, COUNT, group="records")
+    keep_checkpoints: int = option("newest checkpoints that stay on disk", 3, up_to(1_000_000), group="records")
     checkpoint_s: float = option(
         "least seconds between two checkpoints; 0 saves after every round", 10.0, NOT_NEGATIVE, group="records"
     )
@@ -129,6 +145,11 @@ class TrainingConfig(Hyperparameters):
         )
 
     def _check_together(self) -> None:
+        if self.envs * (self.episode_length or 1) > MAX_ROUND_STEPS:
+            raise ValueError(
+                f"envs={self.envs} with episode_length={self.episode_length}: a round may have at most "
+                f"{MAX_ROUND_STEPS:,} steps. Lower one of the two"
+            )
         if self.workers is not None and self.workers > self.envs:
             raise ValueError(
                 f"envs={self.envs} but workers={self.workers}: at most one worker per env. Lower --workers"
