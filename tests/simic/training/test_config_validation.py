@@ -86,7 +86,7 @@ def test_a_hyper_parameter_has_one_range_wherever_it_is_used(config):
         ("lam", -0.1, r"in \[0, 1\]"),
         ("lr", 0.0, "above 0 and finite"),
         ("clip_ratio", 1.5, r"in \(0, 1\]"),
-        ("minibatches", 2.5, "a whole number of at least 1"),
+        ("minibatches", 2.5, "a whole number of at least 1 and at most 4,096"),
     ):
         with pytest.raises(ValueError, match=f"{name} must be {words}, got {value}"):
             config(**{name: value})
