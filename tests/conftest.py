@@ -1,13 +1,19 @@
-"""What all tests share: one thread for torch, and signals as a terminal gives them to a program."""
+"""What all tests share: one thread for torch, no clock in property tests, signals as a terminal gives them."""
 
 from __future__ import annotations
 
 import os
 import signal
 
+from hypothesis import settings
+
 # Before anything imports torch, and for the processes that tests start. Float sums change with the number of threads,
 # and tests that run side by side would fight for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine is no failure, and timing belongs in benchmarks.
+settings.register_profile("esper", deadline=None)
+settings.load_profile("esper")
 
 STOPS = {
     signal.SIGINT: signal.default_int_handler,

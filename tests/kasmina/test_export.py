@@ -165,7 +165,7 @@ def test_an_onnx_file_gives_the_same_results(tmp_path: Path) -> None:
 
 def test_onnx_without_its_packages_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ImportError, match=r"pip install 'esper\[onnx\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'esper-growth\[onnx\]'"):
         export_model(start("mlp").model, tmp_path / "net.onnx")
     assert os.listdir(tmp_path) == []
 

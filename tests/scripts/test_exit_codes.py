@@ -6,12 +6,13 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from esper.leyline import CheckpointError, DataDamaged, DataNotFound, ExitCode, ModelFileError, RunBusy, StorageError
 from esper.scripts import cli
-from tests.karn.test_older_logs import OLD
+from tests.karn.logs import write_run
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -73,12 +74,13 @@ def test_an_error_of_the_system_names_path_reason_and_remedy(
     assert "Errno" not in line
 
 
-@pytest.mark.parametrize("args", [["tasks"], ["tasks", "--json"], ["--help"], ["status", "--json", str(OLD)]])
-def test_output_that_nothing_can_take_is_one_line(args: list[str]) -> None:
+@pytest.mark.parametrize("args", [["tasks"], ["tasks", "--json"], ["--help"], ["status", "--json", "run"]])
+def test_output_that_nothing_can_take_is_one_line(args: list[str], tmp_path: Path) -> None:
+    write_run(tmp_path / "run", rounds=1)
     buffered = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "esper.scripts.cli", *args]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=buffered, cwd=tmp_path)
     assert done.returncode == ExitCode.STORAGE
     (line,) = done.stderr.splitlines()
     assert line.startswith("esper: error: cannot write the output")
