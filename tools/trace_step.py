@@ -58,9 +58,19 @@ def trace_step() -> StepTrace:
     return trace
 
 
+def show(trace: StepTrace) -> str:
+    """The walk, module by module in the order of their first call, and its size."""
+    lines, package = [], ""
+    for module, calls in trace.modules.items():
+        here, name = module.removeprefix("esper.").rsplit(".", 1) if module.count(".") > 1 else ("", module)
+        if here != package:
+            lines.append(f"{here:17}")
+            package = here
+        lines[-1] += f" {name} {calls:,}"
+    total = sum(trace.functions.values())
+    size = f"{total:,} calls of {len(trace.functions)} functions in {len(trace.modules)} modules"
+    return "\n".join([*lines, size]) + "\n"
+
+
 if __name__ == "__main__":
-    found = trace_step()
-    calls = sum(found.functions.values())
-    sys.stdout.write(f"{calls:,} calls of {len(found.functions)} functions in {len(found.modules)} modules\n")
-    for module, count in found.modules.items():
-        sys.stdout.write(f"{count:6,}  {module.removeprefix('esper.')}\n")
+    sys.stdout.write(show(trace_step()))
