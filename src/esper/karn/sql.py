@@ -112,7 +112,7 @@ def _numbered(names: Iterable[str]) -> tuple[str, ...]:
 
 def _one_line(error: Exception) -> str:
     """DuckDB draws an arrow below the place; the words before it name it as well."""
-    return " ".join(word for word in str(error).split() if word != "^")
+    return " ".join(word for word in str(error).split() if word.strip("^"))
 
 
 def write_parquet(run_dir: Path, folder: Path) -> tuple[int, Integrity]:
