@@ -3,7 +3,10 @@
 import errno
 import hashlib
 import json
+import os
 import shutil
+import signal
+import socket
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -313,3 +316,101 @@ def test_sizes_beyond_all_sense_are_refused_at_once(flag, value, tmp_path, capsy
     assert caught.value.code == 2
     assert f"{flag.replace('-', '_')} must be a whole number of at least 1 and at most" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def read(capsys):
+    """Runs one reading command: exit code and what it printed. A hang is an error after a minute."""
+
+    def hang(*_):
+        raise AssertionError("a reader hangs")
+
+    def run_command(run, command):
+        rest = {"query": ["from events"], "export": ["parquet"]}.get(command, [])
+        signal.signal(signal.SIGALRM, hang)
+        signal.alarm(60)
+        code = 0
+        try:
+            main([command, str(run), *rest])
+        except SystemExit as stopped:
+            code = stopped.code
+        finally:
+            signal.alarm(0)
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    return run_command
+
+
+def fifo(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def zeros(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def folder(path):
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def unix_socket(path):
+    path.unlink(missing_ok=True)
+    socket.socket(socket.AF_UNIX).bind(os.path.relpath(path))
+
+
+@pytest.mark.parametrize("replace", [fifo, zeros, folder, unix_socket])
+@pytest.mark.parametrize("command", ["status", "verify", "report", "query"])
+def test_what_is_no_file_in_place_of_the_log_is_refused_in_a_sentence(run, read, command, replace):
+    replace(log_path(run))
+    code, told = read(run, command)
+    assert code == 2
+    assert "is not a regular file" in told
+
+
+@pytest.mark.parametrize("replace", [fifo, zeros])
+@pytest.mark.parametrize("command", ["status", "verify", "report"])
+def test_what_is_no_file_in_place_of_the_small_ones_is_not_read(run, read, command, replace):
+    for path in (run / "status.json", run / "config.json"):
+        replace(path)
+    assert read(run, command)[0] == 0
+    replace(log_path(run).with_suffix(".jsonl.sha256"))
+    code, told = read(run, command)
+    assert code == (1 if command == "verify" else 0)
+    assert command != "verify" or "regular file" in told or "is a link" in told
+
+
+def test_what_links_in_a_run_folder_name_is_neither_shown_nor_written(run, read, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("SECRET")
+    for name in (".report.html.tmp", "report.html", "config.json"):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(outside / "secret")
+    (run / "tables").symlink_to(outside)
+    assert read(run, "report")[0] == 0
+    page = (run / "report.html").read_text()
+    assert "SECRET" not in page
+    assert "config.json is a link" in page
+    code, told = read(run, "export")
+    assert code == 2
+    assert "tables is a link" in told
+    (run / "tables").unlink()
+    (run / "tables").symlink_to(outside / "new")
+    assert read(run, "export")[0] == 2
+    shutil.move(run / "events", tmp_path / "events")
+    (run / "events").symlink_to(tmp_path / "events")
+    code, told = read(run, "verify")
+    assert code == 2
+    assert "events is a link" in told
+    assert [path.name for path in outside.iterdir()] == ["secret"]
+    assert (outside / "secret").read_text() == "SECRET"
+
+
+def test_a_report_is_written_over_a_pipe_in_the_run_folder(run, read):
+    fifo(run / "report.html")
+    assert read(run, "report")[0] == 0
+    assert (run / "report.html").is_file()

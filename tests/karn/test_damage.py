@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -127,9 +128,54 @@ def test_runs_whose_figures_are_not_finite_have_screens_and_reports(value: float
 def test_a_sequence_number_beyond_reason_is_a_gap_and_no_crash(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
-    log.seq = 2**63 + 5
     log.emit(T.RUN_STARTED, started())
+    log.path.write_bytes(log.path.read_bytes().replace(b'"seq": 1', b'"seq": %d' % (2**63 - 1)))
     found = check_run(tmp_path)
-    assert found.num_missing_seq == 2**63 + 4
+    assert found.num_missing_seq == 2**63 - 2
     assert not found.complete
     assert all(isinstance(item, LoggedEvent) for item in replay(tmp_path))
+
+
+DAMAGED_LINES: list[tuple[bytes, bytes, str]] = [
+    (rb'"data": {', b'"data": {"x": ' + b"[" * 4000 + b"]" * 4000 + b", ", "nested too deeply"),
+    (rb"7777", b"%d" % 2**64, "needs more than 64 bits"),
+    (rb'"seq": 1', b'"seq": %d' % 2**63, "needs more than 64 bits"),
+    (rb'"data": {', b'"x": "\xff", "data": {', "can't decode byte"),
+    (rb'"wall": [0-9.]+', b'"wall": 9e11', "wall must be from 0"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), DAMAGED_LINES, ids=[row[2] for row in DAMAGED_LINES])
+def test_a_line_that_no_reader_can_hold_is_damage_like_any_other(
+    old: bytes, new: bytes, reason: str, tmp_path: Path
+) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    log.emit(T.ROUND_COMPLETED, round_completed(num_rollbacks=7777), round=0)
+    first, second = log.path.read_bytes().splitlines(keepends=True)
+    line = re.sub(old, lambda _: new, second)
+    assert line not in (first, second)
+    log.path.write_bytes(first + line + second)
+    found = check_run(tmp_path)
+    assert (found.num_lines, found.num_malformed) == (3, 1)
+    assert reason in found.problems[0]
+    read_in_every_way(tmp_path)
+
+
+def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started())
+    monkeypatch.setattr("esper.karn.replay.MAX_LINE_BYTES", 20_000)
+    with log.path.open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"\n")
+    log.emit(T.RUN_STARTED, started())
+    items = list(replay(tmp_path))
+    assert [type(item).__name__ for item in items][-2:] == ["BadLine", "LoggedEvent"]
+
+
+@pytest.mark.parametrize("name", ["a999999999-s0.jsonl", "a99999999999999999999-s0.jsonl"])
+def test_a_file_of_an_attempt_that_cannot_be_does_not_hang(name: str, tmp_path: Path) -> None:
+    LogWriter(tmp_path).emit(T.RUN_STARTED, started())
+    (tmp_path / "events" / name).touch()
+    assert not check_run(tmp_path).complete

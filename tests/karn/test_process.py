@@ -70,3 +70,23 @@ def test_a_clock_that_runs_behind_does_not_make_a_negative_age(tmp_path: Path) -
     found = read_heartbeat(tmp_path, WALL - 100.0)
     assert found is not None
     assert found.age_s == 0.0
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**31, 2**40, 2**70])
+def test_a_status_with_a_number_that_no_process_has_is_no_heartbeat(pid: int, tmp_path: Path) -> None:
+    write(tmp_path, pid=1)
+    path = tmp_path / "status.json"
+    path.write_text(path.read_text().replace('"pid":1,', f'"pid":{pid},'))
+    assert read_heartbeat(tmp_path, WALL) is None
+
+
+def test_a_status_that_is_nested_or_too_large_is_no_heartbeat(tmp_path: Path) -> None:
+    write(tmp_path)
+    path = tmp_path / "status.json"
+    whole = path.read_bytes()
+    path.write_bytes(b"[" * 4000)
+    assert read_heartbeat(tmp_path, WALL) is None
+    path.write_bytes(whole.replace(b"{", b'{"x":' + b"[" * 4000 + b"]" * 4000 + b",", 1))
+    assert read_heartbeat(tmp_path, WALL) is None
+    path.write_bytes(whole + b" " * 1_000_000)
+    assert read_heartbeat(tmp_path, WALL) is None

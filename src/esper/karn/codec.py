@@ -6,12 +6,18 @@ None keeps its one meaning: not measured. An optional field that a build did not
 
 from __future__ import annotations
 
+import re
 from typing import Any, get_type_hints
 
 import msgspec
 
 from esper.leyline import EVENTS, SCHEMA_VERSION, LoggedEvent, TelemetryEventType, split_path
+from esper.leyline.files import loads_json
 from esper.leyline.telemetry import SCOPE_IDS
+
+LAST_WALL = 253_402_300_799.0
+"""The end of the year 9999: later times have no date."""
+_MAY_EXCEED_64_BITS = re.compile(rb"\d{19}")
 
 
 class LineError(ValueError):
@@ -46,14 +52,24 @@ def decode_line(line: bytes) -> LoggedEvent:
     try:
         wire = _LINE.decode(line)
         _check_version(wire.v)
+        if not line.isascii():
+            line.decode()  # msgspec does not look into fields that it skips
+        if _MAY_EXCEED_64_BITS.search(line):
+            loads_json(line)
+        if not 0.0 <= wire.wall <= LAST_WALL:
+            raise LineError(f"wall must be from 0 to {LAST_WALL:.0f}, got {wire.wall!r}")
         given = (wire.round is not None, wire.episode is not None, wire.env is not None, wire.epoch is not None)
         scope = EVENTS[wire.type].scope
         if given not in SCOPE_IDS[scope]:
             raise LineError(f"{wire.type.value} has not the ids of its scope, {scope.value}")
         payload = _PAYLOADS[wire.type].decode(wire.data) if wire.nonfinite is None else _restore(wire)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NewerSchema:
+        raise
+    except (msgspec.DecodeError, ValueError, OverflowError) as error:
         _refuse_newer(line)
         raise LineError(str(error)) from None
+    except RecursionError:
+        raise LineError("nested too deeply") from None
     return LoggedEvent(data=payload, **{name: getattr(wire, name) for name in _ENVELOPE})
 
 
@@ -86,7 +102,7 @@ def _refuse_newer(line: bytes) -> None:
     """A line that does not decode may simply be of a newer version; then the advice is another one."""
     try:
         version = msgspec.json.decode(line, type=_Version).v
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
     if version > SCHEMA_VERSION:
         _check_version(version)

@@ -14,10 +14,12 @@ from pathlib import Path
 
 from esper.karn.replay import BadLine, LoggedLine, read_log
 from esper.leyline import EventsDropped, LoggedEvent, TelemetryEventType, record
+from esper.leyline.files import open_regular, read_regular
 from esper.leyline.rundir import EVENTS_DIR, EventFile, event_files
 
 MAX_PROBLEMS = 100
 """Problems that are spelled out; a damaged disk can make millions."""
+MAX_CHECKSUM_BYTES = 10_000
 NO_END = "no end marker: the last event is not RUN_ENDED"
 
 
@@ -73,7 +75,7 @@ def check_run(run_dir: Path, sink: Sink | None = None) -> Integrity:
         torn_tail_bytes=scan.torn_tail_bytes,
         num_superseded=scan.num_superseded,
         num_missing_seq=sum(gap.stop - gap.start for gap in scan.gaps),
-        num_dropped=sum(sum(drop.counts.values()) for drop in scan.drops),
+        num_dropped=min(sum(sum(drop.counts.values()) for drop in scan.drops), 2**63 - 1),
         has_end=scan.has_end,
         problems=tuple(problems[:MAX_PROBLEMS]),
     )
@@ -100,7 +102,7 @@ class _Scan:
         end = 0
         for line in lines:
             self.num_lines += 1
-            end = line.offset + len(line.text)
+            end = line.end
             if isinstance(line.item, BadLine):
                 self.bad.append(line.item)
                 continue
@@ -173,16 +175,17 @@ def _overlap(gap: range, drop: EventsDropped) -> int:
 def _against_checksums(run_dir: Path, *, has_end: bool) -> Iterator[str]:
     """Files that are not what was written, or cannot be shown to be. The last one has no checksum until it ends."""
     files = event_files(run_dir)
-    there = {file.attempt for file in files}
-    for attempt in range(max(there, default=-1)):
-        if attempt not in there:
-            yield f"the log of attempt {attempt} is missing"
+    for before, there in pairwise([-1, *(file.attempt for file in files)]):
+        if there - before == 2:
+            yield f"the log of attempt {before + 1} is missing"
+        elif there - before > 2:
+            yield f"the logs of attempts {before + 1} to {there - 1} are missing"
     for path in sorted((run_dir / EVENTS_DIR).glob("*.jsonl.sha256")):
         if not path.with_suffix("").exists():
             yield f"{EVENTS_DIR}/{path.stem} is missing, although its checksum is there"
     for file in files:
         try:
-            expected = file.checksum_path.read_text(errors="replace")
+            expected = read_regular(file.checksum_path, MAX_CHECKSUM_BYTES).decode(errors="replace")
         except FileNotFoundError:
             if file is not files[-1] or (has_end and file.path.stat().st_size):
                 yield (
@@ -190,7 +193,10 @@ def _against_checksums(run_dir: Path, *, has_end: bool) -> Iterator[str]:
                     f"To accept it as it is: sha256sum {file.path.name} > {file.checksum_path.name}"
                 )
             continue
-        with file.path.open("rb") as stream:
+        except OSError as error:
+            yield str(error)
+            continue
+        with open(open_regular(file.path), "rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         if expected != file.checksum(found):
             yield f"{file.name}: sha256 mismatch (bit damage?): expected {expected.split(' ')[0]}, got {found}"

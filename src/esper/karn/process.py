@@ -10,9 +10,11 @@ from pathlib import Path
 import msgspec
 
 from esper.leyline import record
+from esper.leyline.files import loads_json, read_regular
 from esper.leyline.rundir import STATUS_FILE, RunStatus, process_started_s
 
-_STATUS = msgspec.json.Decoder(RunStatus)
+MAX_STATUS_BYTES = 1_000_000
+MAX_PID = 2**31 - 1
 # The start of a process is given in clock ticks since boot, so two readings of it agree within a tick or two.
 SAME_START_S = 1.0
 
@@ -37,8 +39,10 @@ class Heartbeat:
 def read_heartbeat(run_dir: Path, wall: float) -> Heartbeat | None:
     """Reads the status file of a run; None if there is none that can be read."""
     try:
-        status = _STATUS.decode((run_dir / STATUS_FILE).read_bytes())
-    except (OSError, msgspec.DecodeError):
+        status = msgspec.convert(loads_json(read_regular(run_dir / STATUS_FILE, MAX_STATUS_BYTES)), RunStatus)
+    except (OSError, ValueError, msgspec.ValidationError):
+        return None
+    if not 0 < status.pid <= MAX_PID:
         return None
     return Heartbeat(status=status, age_s=max(wall - status.written_wall, 0.0), process=_state_of(status))
 

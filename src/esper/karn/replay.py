@@ -13,6 +13,7 @@ from pathlib import Path
 
 from esper.karn.codec import LineError, NewerSchema, decode_line
 from esper.leyline import LoggedEvent, record
+from esper.leyline.files import open_regular
 from esper.leyline.rundir import EVENTS_DIR, EventFile, event_files
 
 MAX_NAMED = 5
@@ -31,6 +32,8 @@ class BadLine:
 
 
 LogItem = LoggedEvent | BadLine
+MAX_LINE_BYTES = 1 << 24
+"""A longer line is damage, and is not held in memory."""
 
 
 def is_run(folder: Path) -> bool:
@@ -74,7 +77,10 @@ class LoggedLine:
     """One whole line of a file, and what it says."""
 
     offset: int
+    end: int
+    """Where the next line begins."""
     text: bytes
+    """The first `MAX_LINE_BYTES` of a line that is longer."""
     item: LogItem
     superseded: bool
     """True if a later attempt wrote this part of the run again."""
@@ -99,24 +105,30 @@ def read_file(file: EventFile, files: list[EventFile], start: int = 0) -> Iterat
     newer: NewerSchema | None = None
     any_event = start > 0
     try:
-        stream = file.path.open("rb")
+        stream = open(open_regular(file.path), "rb")  # noqa: SIM115
     except FileNotFoundError:
         return
     with stream:
         offset = stream.seek(start)
-        for line in stream:
-            if not line.endswith(b"\n"):
+        while line := stream.readline(MAX_LINE_BYTES):
+            last = line
+            while len(last) == MAX_LINE_BYTES and not last.endswith(b"\n"):
+                last = stream.readline(MAX_LINE_BYTES)
+            if not last.endswith(b"\n"):
                 break
             item: LogItem
             try:
+                if last is not line:
+                    raise LineError(f"longer than the {MAX_LINE_BYTES:,} bytes that a line may have")
                 item, any_event = decode_line(line), True
             except (LineError, NewerSchema) as error:
                 item = BadLine(file=file.name, offset=offset, reason=str(error))
                 if newer is None and isinstance(error, NewerSchema):
                     newer = NewerSchema(f"{file.path} at byte {offset}: {error}")
             superseded = isinstance(item, LoggedEvent) and limit is not None and item.seq >= limit
-            yield LoggedLine(offset=offset, text=line, item=item, superseded=superseded)
-            offset += len(line)
+            end = stream.tell()
+            yield LoggedLine(offset=offset, end=end, text=line, item=item, superseded=superseded)
+            offset = end
     if newer is not None and not any_event:
         raise newer
 
@@ -155,7 +167,7 @@ class Follower:
         items: list[LogItem] = []
         for file in files:
             for line in read_file(file, files, self._offsets.get(file.attempt, 0)):
-                self._offsets[file.attempt] = line.offset + len(line.text)
+                self._offsets[file.attempt] = line.end
                 if not line.superseded:
                     items.append(line.item)
         return NewItems(restarted=restarted, items=tuple(items))

@@ -20,8 +20,10 @@ from esper.karn.integrity import Integrity, check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
 from esper.leyline import Severity
+from esper.leyline.files import read_regular
 from esper.leyline.rundir import CONFIG_FILE
 
+MAX_CONFIG_BYTES = 1_000_000
 MAX_WARNINGS = 300
 MAX_PROBLEMS_SHOWN = 30
 
@@ -66,11 +68,13 @@ def _whole(checked: Integrity) -> str:
 
 
 def _config(run_dir: Path) -> str | None:
-    """The configuration as it lies in the run directory; None if it cannot be read."""
+    """The configuration as it lies in the run directory, or why it cannot be shown; None if there is none."""
     try:
-        return (run_dir / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return read_regular(run_dir / CONFIG_FILE, MAX_CONFIG_BYTES).decode(errors="replace")
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        return f"not shown: {error}"
 
 
 def _render(**values: object) -> str:

@@ -139,6 +139,8 @@ def write_parquet(run_dir: Path, folder: Path) -> tuple[int, Integrity]:
                 if number is None:
                     raise OSError(errno.EIO, str(error), str(path)) from None
                 raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+            except duckdb.Error as error:
+                raise ValueError(f"{path}: {_one_line(error)}") from None
     return len(names), runs[run_dir]
 
 

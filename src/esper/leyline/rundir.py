@@ -6,8 +6,10 @@ gets a checksum file beside it (`sha256sum -c` reads it) when the attempt ends, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,7 +30,7 @@ METRICS_DIR = "metrics"
 REPORT_FILE = "report.html"
 DEFAULT_GROUP = "main"
 """Cohort of a run that nobody named one for."""
-_EVENT_FILE = re.compile(r"a(\d{3,})-s(\d+)\.jsonl")
+_EVENT_FILE = re.compile(r"a(\d{3,9})-s(\d{1,18})\.jsonl")
 
 
 @record
@@ -66,8 +68,10 @@ def event_files(run_dir: Path) -> list[EventFile]:
     """The log of a run in order of attempts; empty if there is none.
 
     Raises:
-        ValueError: The folder holds a log of format 1.
+        ValueError: The folder holds a log of format 1, or links, pipes or folders in place of the files of its log.
     """
+    if (run_dir / EVENTS_DIR).is_symlink():
+        raise ValueError(f"{run_dir / EVENTS_DIR} is a link; the log of a run must lie in its own folder")
     if (run_dir / "events.jsonl").exists() or (run_dir / "segments").is_dir():
         raise ValueError(
             f"{run_dir} holds an event log of format 1 (events.jsonl, segments/); this Esper reads format 2 "
@@ -75,7 +79,11 @@ def event_files(run_dir: Path) -> list[EventFile]:
         )
     found = [(path, _EVENT_FILE.fullmatch(path.name)) for path in (run_dir / EVENTS_DIR).glob("*.jsonl")]
     files = [EventFile(path=path, attempt=int(name[1]), first_seq=int(name[2])) for path, name in found if name]
-    return sorted(files, key=lambda file: file.attempt)
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):  # that of a withdrawn attempt
+            if not stat.S_ISREG(file.path.lstat().st_mode):
+                raise ValueError(f"{file.path} is not a regular file, as a log must be; nothing of this run was read")
+    return sorted(files, key=lambda file: (file.attempt, file.first_seq))
 
 
 @record

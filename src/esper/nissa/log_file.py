@@ -117,7 +117,7 @@ def _held(files: list[EventFile]) -> _Owner | None:
             for line in stream:
                 try:
                     return msgspec.json.decode(line, type=_Owner)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
     return None
 

@@ -42,6 +42,8 @@ def export_command(
 
     find_run(run)
     folder = run / (METRICS_DIR if form == "tensorboard" else TABLES_DIR) if out is None else out
+    if out is None and folder.is_symlink():
+        raise ValueError(f"{folder} is a link, which is not followed; name a folder with --out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; name another one with --out")
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,8 +36,8 @@ def report_command(
         raise ValueError(f"cannot write {target}: {target.parent} is not a folder")
     page = make_report(run, time.time()).encode()
     try:
-        if target.exists() and not target.is_file():
-            target.write_bytes(page)  # a device or a pipe
+        if out is not None and out.exists() and not out.is_file():
+            out.write_bytes(page)  # a device or a pipe
         else:
             write_atomic(target, page, durable=False)
     except OSError as error:  # while writing, it does not say where
