@@ -9,11 +9,23 @@ from typing import cast
 import pytest
 
 from esper.evidence.learning_checks import check_training
-from esper.leyline import HEAD_NAMES, EpisodeCompleted, HeadEntropies, PPOUpdateCompleted, TelemetryEventType
+from esper.leyline import (
+    HEAD_NAMES,
+    EpisodeCompleted,
+    HeadEntropies,
+    PPOUpdateCompleted,
+    PPOUpdateMetrics,
+    TelemetryEventType,
+)
 from tests.karn.logs import LogWriter, ended, episode_completed, head_update, ppo_update, seal, started
 
 T = TelemetryEventType
 ROUNDS, ENVS = 10, 40
+
+
+def measured(update: PPOUpdateCompleted, **fields: object) -> PPOUpdateCompleted:
+    """The update with other metrics."""
+    return replace(update, metrics=cast(PPOUpdateMetrics, {**update.metrics, **fields}))
 
 
 class Story:
@@ -33,18 +45,18 @@ class Story:
         entropies = HeadEntropies(slot=0.7, blueprint=0.7, blend=0.7, op=0.7)
         heads = {name: head_update() for name in HEAD_NAMES}
         plain = ppo_update(heads=heads, head_entropies=entropies, target_kl=0.03)
-        return replace(plain, explained_variance=0.5, value_nrmse=0.5, return_corr=0.7, approx_kl=0.01)
+        return measured(plain, explained_variance=0.5, value_nrmse=0.5, return_corr=0.7, approx_kl=0.01)
 
     def change_head(self, rounds: range, head: str, **fields: object) -> None:
         for number in rounds:
             update = self.updates[number]
-            heads = {**update.heads, head: replace(update.heads[head], **fields)}  # type: ignore[arg-type]
-            self.updates[number] = replace(update, heads=heads)
+            heads = {**update.metrics["heads"], head: replace(update.metrics["heads"][head], **fields)}  # type: ignore[arg-type]
+            self.updates[number] = measured(update, heads=heads)
 
     def change_entropy(self, rounds: range, head: str, share: float | None) -> None:
         for number in rounds:
-            entropies = cast(HeadEntropies, {**self.updates[number].head_entropies, head: share})
-            self.updates[number] = replace(self.updates[number], head_entropies=entropies)
+            entropies = cast(HeadEntropies, {**self.updates[number].metrics["head_entropies"], head: share})
+            self.updates[number] = measured(self.updates[number], head_entropies=entropies)
 
     def change_episode(self, number: int, **fields: object) -> None:
         self.episodes[number] = replace(self.episodes[number], **fields)  # type: ignore[arg-type]
@@ -80,18 +92,18 @@ def _no_rise(story: Story) -> None:
 def _blind_critic(story: Story) -> None:
     for number in (8, 9):
         update = story.updates[number]
-        story.updates[number] = replace(update, explained_variance=0.1)
+        story.updates[number] = measured(update, explained_variance=0.1)
 
 
 def _unrelated_critic(story: Story) -> None:
     poor = {"explained_variance": None, "value_nrmse": 1.0, "return_corr": 0.2}
-    story.updates = [replace(update, **poor) for update in story.updates]  # type: ignore[arg-type]
+    story.updates = [measured(update, **poor) for update in story.updates]
 
 
 def _kl(story: Story, value: float) -> None:
     for number in range(3):
         update = story.updates[number]
-        story.updates[number] = replace(update, approx_kl=value)
+        story.updates[number] = measured(update, approx_kl=value)
 
 
 def _rollbacks(story: Story) -> None:
@@ -100,7 +112,7 @@ def _rollbacks(story: Story) -> None:
 
 
 def _skipped(story: Story) -> None:
-    story.updates[0] = replace(story.updates[0], performed=False)
+    story.updates[0] = measured(story.updates[0], performed=False)
 
 
 def _lost_event(story: Story) -> None:

@@ -48,7 +48,7 @@ def test_the_round_whose_update_ends_the_run_is_told_first(tmp_path, monkeypatch
     assert train(tmp_path, "--rounds", 9) == 5
     assert "3 updates in a row were skipped" in capsys.readouterr().err
     told = lines(tmp_path / "a")
-    updates = [event["data"] for event in told if event["type"] == "PPO_UPDATE_COMPLETED"]
+    updates = [event["data"]["metrics"] for event in told if event["type"] == "PPO_UPDATE_COMPLETED"]
     assert [update["performed"] for update in updates] == [False, False, False]
     assert [event["round"] for event in told if event["type"] == "ROUND_COMPLETED"] == [0, 1, 2]
     assert sum(event["type"] == "EPISODE_COMPLETED" for event in told) == 3 * 2

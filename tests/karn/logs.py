@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from esper.karn.replay import LogItem
 from esper.karn.view import RunView
@@ -41,6 +41,7 @@ from esper.leyline import (
     ObservationHealth,
     PhaseTime,
     PPOUpdateCompleted,
+    PPOUpdateMetrics,
     ProfileMeasured,
     RewardHackingSuspected,
     RunEnded,
@@ -402,44 +403,42 @@ def head_update(**fields: object) -> HeadUpdate:
 
 
 def ppo_update(**fields: object) -> PPOUpdateCompleted:
-    return changed(
-        PPOUpdateCompleted(
-            performed=True,
-            skip_reason=None,
-            num_optimizer_steps=8,
-            env_steps=6,
-            kl_stopped=False,
-            policy_loss=-0.01,
-            value_loss=0.3,
-            entropy_loss=0.9,
-            total_loss=0.2,
-            approx_kl=0.012,
-            clip_fraction=0.1,
-            ratio_mean=1.0,
-            ratio_min=0.8,
-            ratio_max=1.3,
-            explained_variance=0.4,
-            value_nrmse=0.7,
-            return_corr=0.6,
-            return_mean=1.5,
-            return_std=0.3,
-            advantage_mean=0.0,
-            advantage_std=1.0,
-            gradient_stats=GradientStats(grad_norm=0.4, max_grad=0.9, min_grad=0.1, clip_norm=0.5, num_nonfinite=0),
-            head_entropies=HeadEntropies(slot=None, blueprint=0.7, blend=0.7, op=0.7),
-            heads={"op": head_update(), "slot": head_update(num_usable=0)},
-            lstm=LSTMHealth(h_rms=0.3, c_rms=0.5, saturated_share=0.0, dead_share=0.0, num_nonfinite=0),
-            observations=ObservationHealth(outlier_share=0.0, clipped_share=0.0, drift=0.1, num_nonfinite=0),
-            decision_share=0.8,
-            num_rewards_clipped=0,
-            learning_rate=3e-4,
-            entropy_coef=0.01,
-            clip_ratio=0.2,
-            target_kl=0.02,
-            layers=None,
-        ),
-        fields,
+    metrics = PPOUpdateMetrics(
+        performed=True,
+        skip_reason=None,
+        num_optimizer_steps=8,
+        env_steps=6,
+        kl_stopped=False,
+        policy_loss=-0.01,
+        value_loss=0.3,
+        entropy_loss=0.9,
+        total_loss=0.2,
+        approx_kl=0.012,
+        clip_fraction=0.1,
+        ratio_mean=1.0,
+        ratio_min=0.8,
+        ratio_max=1.3,
+        explained_variance=0.4,
+        value_nrmse=0.7,
+        return_corr=0.6,
+        return_mean=1.5,
+        return_std=0.3,
+        advantage_mean=0.0,
+        advantage_std=1.0,
+        gradient_stats=GradientStats(grad_norm=0.4, max_grad=0.9, min_grad=0.1, clip_norm=0.5, num_nonfinite=0),
+        head_entropies=HeadEntropies(slot=None, blueprint=0.7, blend=0.7, op=0.7),
+        heads={"op": head_update(), "slot": head_update(num_usable=0)},
+        lstm=LSTMHealth(h_rms=0.3, c_rms=0.5, saturated_share=0.0, dead_share=0.0, num_nonfinite=0),
+        observations=ObservationHealth(outlier_share=0.0, clipped_share=0.0, drift=0.1, num_nonfinite=0),
+        decision_share=0.8,
+        num_rewards_clipped=0,
+        learning_rate=3e-4,
+        entropy_coef=0.01,
+        clip_ratio=0.2,
+        target_kl=0.02,
     )
+    assert set(fields) <= set(metrics)
+    return PPOUpdateCompleted(metrics=cast(PPOUpdateMetrics, {**metrics, **fields}), layers=None)
 
 
 def anomaly(**fields: object) -> AnomalyDetected:

@@ -112,7 +112,7 @@ def test_every_curve_of_the_policy_is_what_it_is_called(log: LogWriter, draw: Dr
     found = {name: points for axes in draw(charts.policy_chart) for name, points in curves(axes).items()}
     assert found == {
         "KL": [(6, 0.012)],
-        "target": [(6, ppo_update().target_kl)],
+        "target": [(6, ppo_update().metrics["target_kl"])],
         "slot": [(6, 0.2)],
         "blueprint": [(6, 0.4)],
         "blend": [(6, 0.6)],

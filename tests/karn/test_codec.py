@@ -53,9 +53,9 @@ def test_numbers_that_are_not_finite_come_back_and_none_stays_none(
 def test_nested_and_listed_numbers_are_restored(log: LogWriter) -> None:
     line = log.line(T.PPO_UPDATE_COMPLETED, ppo_update(), round=0)
     entry = json.loads(line)
-    entry["data"]["value_loss"] = None
-    entry["nonfinite"] = {"/value_loss": "nan"}
-    assert math.isnan(decode_line(json.dumps(entry).encode()).data.value_loss)  # type: ignore[attr-defined]
+    entry["data"]["metrics"]["value_loss"] = None
+    entry["nonfinite"] = {"/metrics/value_loss": "nan"}
+    assert math.isnan(decode_line(json.dumps(entry).encode()).data.metrics["value_loss"])  # type: ignore[attr-defined]
 
 
 def test_words_for_readers_that_turn_text_to_numbers(log: LogWriter) -> None:

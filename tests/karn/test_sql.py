@@ -15,7 +15,7 @@ pytest.importorskip("duckdb", reason="queries need the extra `runs`")
 
 from esper.karn.sql import Answer, RunDatabase
 from esper.karn.sql_views import MIN_EPISODES, VIEWS, sql_type, without_none
-from esper.leyline import EVENTS, Severity, TelemetryEventType
+from esper.leyline import EVENTS, PPOUpdateMetrics, Severity, TelemetryEventType
 from tests.karn.logs import (
     PAYLOADS,
     LogWriter,
@@ -92,7 +92,7 @@ ELSEWHERE: dict[TelemetryEventType, set[str]] = {
     T.SEED_FOSSILIZED: {"cause"},
     T.SEED_PRUNED: {"cause"},
     T.COALITION_MEASURED: {"rows", "interaction_pp"},
-    T.PPO_UPDATE_COMPLETED: {"heads", "layers"},
+    T.PPO_UPDATE_COMPLETED: {"metrics", "layers"},
     T.ANOMALY_DETECTED: {"debug"},
     T.PROFILE_MEASURED: {"phases", "cuda"},
     T.CHOICE_STATS: {"choices"},
@@ -105,6 +105,9 @@ def test_every_field_of_a_payload_is_a_column(kind: TelemetryEventType, everythi
     columns = {name for view in HOMES[kind] for name in ask(everything, f"select * from {view}").columns}
     wanted = {field.name for field in fields(EVENTS[kind].payload)} - ELSEWHERE.get(kind, set())
     hints = get_type_hints(EVENTS[kind].payload)
+    if kind is T.PPO_UPDATE_COMPLETED:  # columns without the name of the record they are in
+        hints = get_type_hints(PPOUpdateMetrics)
+        wanted = set(hints) - {"heads"}
     for name in wanted:
         if sql_type(hints[name]).startswith("STRUCT"):
             parts = {f"{name}_{part}" for part in get_type_hints(without_none(hints[name]))}

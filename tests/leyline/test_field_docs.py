@@ -24,7 +24,7 @@ PLAIN = {
     "SeedEnded": "slot_id blueprint",
     "GateEvaluated": "seed_id slot_id",
     "Check": "name passed value limit",
-    "PPOUpdateCompleted": "num_optimizer_steps gradient_stats head_entropies",
+    "PPOUpdateMetrics": "num_optimizer_steps gradient_stats head_entropies",
     "HeadEntropies": "slot blueprint blend op",
     "AnomalyDetected": "state",
     "AnomalyDebug": "layers stability",

@@ -12,6 +12,7 @@ from esper.leyline import (
     ObservationHealth,
     PhaseTime,
     PPOUpdateCompleted,
+    PPOUpdateMetrics,
     ProfileMeasured,
 )
 
@@ -74,7 +75,7 @@ def profile() -> ProfileMeasured:
 def update(approx_kl: float | None = 0.01) -> PPOUpdateCompleted:
     healthy = HeadUpdate(kl=0.01, clip_fraction=0.1, grad_norm=0.2, num_usable=30, grad_state="ok")
     idle = HeadUpdate(kl=None, clip_fraction=None, grad_norm=None, num_usable=0, grad_state="no_usable_steps")
-    return PPOUpdateCompleted(
+    metrics = PPOUpdateMetrics(
         performed=True,
         skip_reason=None,
         num_optimizer_steps=4,
@@ -107,5 +108,5 @@ def update(approx_kl: float | None = 0.01) -> PPOUpdateCompleted:
         entropy_coef=0.01,
         clip_ratio=0.2,
         target_kl=0.02,
-        layers=None,
     )
+    return PPOUpdateCompleted(metrics=metrics, layers=None)

@@ -59,7 +59,7 @@ def test_sequence_numbers_have_no_gap(logged):
 def test_update_figures_are_the_trainers_own(logged):
     events, trainer = logged
     for event, ppo in zip(of(events, "PPO_UPDATE_COMPLETED"), trainer.updates, strict=True):
-        data = event["data"]
+        data = event["data"]["metrics"]
         assert data["performed"]
         assert data["approx_kl"] == ppo["approx_kl"]
         assert data["explained_variance"] == ppo["explained_variance"]
@@ -236,7 +236,7 @@ def test_gradients_are_told_as_they_were_before_clipping(tmp_path):
         run_with(hub, clipped, TelemetryLevel.DEBUG, escalation_epochs=0)
     for event in events_of(tmp_path, "PPO_UPDATE_COMPLETED"):
         whole = math.sqrt(sum(layer["norm"] ** 2 for layer in event["data"]["layers"]))
-        assert whole == pytest.approx(event["data"]["gradient_stats"]["grad_norm"], rel=1e-4)
+        assert whole == pytest.approx(event["data"]["metrics"]["gradient_stats"]["grad_norm"], rel=1e-4)
         assert whole > 0.01
 
 

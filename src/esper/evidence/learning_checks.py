@@ -16,11 +16,19 @@ from esper.evidence.manifest import CheckResult
 from esper.evidence.statistics import compare_samples
 from esper.karn.integrity import Integrity, check_run
 from esper.karn.replay import is_run
-from esper.leyline import HEAD_NAMES, EpisodeCompleted, HeadName, LoggedEvent, PPOUpdateCompleted, RunStarted
+from esper.leyline import (
+    HEAD_NAMES,
+    EpisodeCompleted,
+    HeadName,
+    LoggedEvent,
+    PPOUpdateCompleted,
+    PPOUpdateMetrics,
+    RunStarted,
+)
 
 UNREADABLE = "learning checks"
 
-Updates = Sequence[PPOUpdateCompleted]
+Updates = Sequence[PPOUpdateMetrics]
 
 
 def check_training(run_dir: Path) -> list[CheckResult]:
@@ -28,7 +36,7 @@ def check_training(run_dir: Path) -> list[CheckResult]:
     if not is_run(run_dir):
         return [_check(UNREADABLE, None, "no log", "all passed")]
     episodes: list[EpisodeCompleted] = []
-    updates: list[PPOUpdateCompleted] = []
+    updates: list[PPOUpdateMetrics] = []
     slot_ids: tuple[str, ...] = ()
 
     def sort(event: LoggedEvent, line: bytes) -> None:
@@ -36,12 +44,12 @@ def check_training(run_dir: Path) -> list[CheckResult]:
         if isinstance(event.data, EpisodeCompleted):
             episodes.append(event.data)
         elif isinstance(event.data, PPOUpdateCompleted):
-            updates.append(event.data)
+            updates.append(event.data.metrics)
         elif isinstance(event.data, RunStarted):
             slot_ids = event.data.slot_ids
 
     integrity = check_run(run_dir, sort)
-    performed = [update for update in updates if update.performed]
+    performed = [update for update in updates if update["performed"]]
     if not episodes or not performed:
         found = f"{len(episodes)} episodes and {len(performed)} updates in the log"
         return [_check(UNREADABLE, None, found, "all passed")]
@@ -72,17 +80,17 @@ def _returns_rise(returns: Sequence[float]) -> CheckResult:
 
 def _critic_fits(updates: Updates) -> CheckResult:
     last = updates[-max(1, len(updates) // 5) :]
-    if explained := _finite(update.explained_variance for update in last):
+    if explained := _finite(update["explained_variance"] for update in last):
         name, least = "explained variance, median of the last fifth", limits.MIN_EXPLAINED_VARIANCE
         return _at_least(name, least, statistics.median(explained), ".2f")
     # Where returns hardly vary, the share of their variance that is explained says nothing.
-    corr = _finite(update.return_corr for update in last)
+    corr = _finite(update["return_corr"] for update in last)
     median = statistics.median(corr) if corr else None
     return _at_least("correlation of values and returns", limits.MIN_RETURN_CORR, median, ".2f")
 
 
 def _head_learns(updates: Updates, head: str) -> CheckResult:
-    rows = (update.heads[head] for update in updates if head in update.heads)
+    rows = (update["heads"][head] for update in updates if head in update["heads"])
     usable = [row for row in rows if row.num_usable > 0]
     name, limit = f"gradient of head {head}", f">= {limits.MIN_GRADIENT_SHARE:.0%} of updates"
     if not usable:
@@ -92,13 +100,13 @@ def _head_learns(updates: Updates, head: str) -> CheckResult:
 
 
 def _head_explores(updates: Updates, head: HeadName) -> CheckResult:
-    known = _finite(update.head_entropies[head] for update in updates[: max(1, len(updates) // 2)])
+    known = _finite(update["head_entropies"][head] for update in updates[: max(1, len(updates) // 2)])
     name = f"entropy of head {head}, lowest of the first half"
     return _at_least(name, limits.MIN_ENTROPY_SHARE, min(known, default=None), ".2f")
 
 
 def _kl_is_sound(updates: Updates) -> CheckResult:
-    kls = ((update.approx_kl, limits.MAX_KL_OVER_TARGET * update.target_kl) for update in updates)
+    kls = ((update["approx_kl"], limits.MAX_KL_OVER_TARGET * update["target_kl"]) for update in updates)
     share = sum(kl is not None and limits.MIN_KL <= kl <= most for kl, most in kls) / len(updates)
     sound = f"{limits.MIN_KL} to {limits.MAX_KL_OVER_TARGET:.0f}x target"
     limit = f">= {limits.MIN_KL_SHARE:.0%} of updates in {sound}"
@@ -112,7 +120,7 @@ def _few_rollbacks(episodes: Sequence[EpisodeCompleted]) -> CheckResult:
 
 
 def _few_skipped(updates: Updates) -> CheckResult:
-    share, most = sum(not update.performed for update in updates) / len(updates), limits.MAX_SKIPPED_SHARE
+    share, most = sum(not update["performed"] for update in updates) / len(updates), limits.MAX_SKIPPED_SHARE
     return _check("skipped updates", share <= most, f"{share:.1%}", f"<= {most:.0%}")
 
 

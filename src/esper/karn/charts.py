@@ -131,19 +131,19 @@ def policy_chart(history: RunHistory) -> str | None:
     if not history.updates:
         return None
     x = [number for number, _ in history.updates]
-    updates = [data for _, data in history.updates]
+    updates = [metrics for _, metrics in history.updates]
     panels: dict[str, dict[str, list[float | None]]] = {
-        "KL (nats)": {"KL": [u.approx_kl for u in updates], "target": [u.target_kl for u in updates]},
-        "entropy (share)": {head: [u.head_entropies[head] for u in updates] for head in HEAD_NAMES},
-        "losses": {"policy": [u.policy_loss for u in updates], "value": [u.value_loss for u in updates]},
+        "KL (nats)": {"KL": [u["approx_kl"] for u in updates], "target": [u["target_kl"] for u in updates]},
+        "entropy (share)": {head: [u["head_entropies"][head] for u in updates] for head in HEAD_NAMES},
+        "losses": {"policy": [u["policy_loss"] for u in updates], "value": [u["value_loss"] for u in updates]},
         "critic": {
-            "value error / deviation": [u.value_nrmse for u in updates],
-            "explained variance": [u.explained_variance for u in updates],
+            "value error / deviation": [u["value_nrmse"] for u in updates],
+            "explained variance": [u["explained_variance"] for u in updates],
         },
-        "clipped (share)": {"clipped": [u.clip_fraction for u in updates]},
+        "clipped (share)": {"clipped": [u["clip_fraction"] for u in updates]},
         "gradient norm": {
-            "largest": [u.gradient_stats["max_grad"] for u in updates],
-            "clipped at": [u.gradient_stats["clip_norm"] for u in updates],
+            "largest": [u["gradient_stats"]["max_grad"] for u in updates],
+            "clipped at": [u["gradient_stats"]["clip_norm"] for u in updates],
         },
     }
     figure = _figure(6.6)

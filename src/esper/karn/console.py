@@ -96,11 +96,11 @@ def _figures(view: RunView, state: RunCondition) -> Iterator[tuple[str, str]]:
         yield "return", f"{data.return_mean:.3g} ± {data.return_std:.2g}  {spark(view.returns)}"
         yield "parameters", f"{data.params_ratio_mean:.2f} times the host's own"
     if view.last_update is not None:
-        update = view.last_update.data
-        kl = f"kl {figure(update.approx_kl, '.2g')} (target {update.target_kl:g})"
-        clipped, error = figure(update.clip_fraction, ".2f"), figure(update.value_nrmse, ".2f")
+        update = view.last_update.data.metrics
+        kl = f"kl {figure(update['approx_kl'], '.2g')} (target {update['target_kl']:g})"
+        clipped, error = figure(update["clip_fraction"], ".2f"), figure(update["value_nrmse"], ".2f")
         yield "policy", f"{kl}, clipped {clipped}, value error {error}, {view.num_updates} updates"
-        heads = ", ".join(f"{head} {figure(update.head_entropies[head], '.2f')}" for head in HEAD_NAMES)
+        heads = ", ".join(f"{head} {figure(update['head_entropies'][head], '.2f')}" for head in HEAD_NAMES)
         yield "entropy", f"{heads} (share of the maximum)"
     yield "safety", f"{view.num_rollbacks} rollbacks, {len(view.alarms)} open alarms"
     saved = view.saved

@@ -232,7 +232,7 @@ def _broken_update(view: RunView) -> Iterator[Diagnosis]:
     last = view.last_update
     if last is None:
         return
-    reason = "" if last.data.skip_reason is None else f": {last.data.skip_reason}"
+    reason = "" if last.data.metrics["skip_reason"] is None else f": {last.data.metrics['skip_reason']}"
     # The detector decides what counts as not finite; its alarm follows the update and ends with the next good one.
     alarm = view.alarms.get(("num_nonfinite", None))
     if alarm is not None:

@@ -12,6 +12,7 @@ from esper.leyline import (
     EpisodeCompleted,
     LoggedEvent,
     PPOUpdateCompleted,
+    PPOUpdateMetrics,
     RunStarted,
     SeedEnded,
     SeedGerminated,
@@ -56,7 +57,7 @@ class RunHistory:
     view: RunView = field(default_factory=RunView)
     starts: list[RunStarted] = field(default_factory=list)
     rounds: list[tuple[int, BatchSummary]] = field(default_factory=list)
-    updates: list[tuple[int, PPOUpdateCompleted]] = field(default_factory=list)
+    updates: list[tuple[int, PPOUpdateMetrics]] = field(default_factory=list)
     episodes: list[tuple[int, EpisodeCompleted]] = field(default_factory=list)
     seeds: list[SeedTimeline] = field(default_factory=list)
     warnings: list[LoggedEvent] = field(default_factory=list)
@@ -88,7 +89,7 @@ def _add(history: RunHistory, planted: dict[tuple[int, str], SeedTimeline], even
         case BatchSummary() as data:
             history.rounds.append((known(event.round), data))
         case PPOUpdateCompleted() as data:
-            history.updates.append((known(event.round), data))
+            history.updates.append((known(event.round), data.metrics))
         case EpisodeCompleted() as data:
             history.episodes.append((known(event.round), data))
             for key in [key for key in planted if key[0] == event.env]:

@@ -22,6 +22,7 @@ from esper.leyline import (
     HeadUpdate,
     LoggedEvent,
     PhaseTime,
+    PPOUpdateMetrics,
     Scope,
     SlotState,
     SlotTally,
@@ -205,10 +206,12 @@ FROM episodes WHERE final_accuracy_pct IS NOT NULL GROUP BY run, "group" ORDER B
 _HEAD_ENTROPY = " ".join(
     [
         "CASE part.key",
-        *(f"WHEN '{head}' THEN data.head_entropies.{head}" for head in HEAD_NAMES),
+        *(f"WHEN '{head}' THEN data.metrics.head_entropies.{head}" for head in HEAD_NAMES),
         "END AS entropy_share",
     ]
 )
+
+_UPDATE_METRICS = tuple(flat_columns(PPOUpdateMetrics, without=("heads",), path="data.metrics"))
 
 VIEWS: dict[str, str] = {
     "events": f"""
@@ -254,8 +257,8 @@ FROM ({_decoded(struct_type(LoggedEvent, data="JSON"), where="true")}) ORDER BY 
         "map_entries(data.contribution_pp)",
         "part.key AS slot_id, part.value AS contribution_pp, data.shapley_pp[part.key] AS shapley_pp",
     ),
-    "ppo_updates": _each_event(_T.PPO_UPDATE_COMPLETED, "heads", "layers", also=SEVERITY),
-    "ppo_heads": _each_key(_T.PPO_UPDATE_COMPLETED, "heads", "head", HeadUpdate, _HEAD_ENTROPY),
+    "ppo_updates": _each_event(_T.PPO_UPDATE_COMPLETED, "metrics", "layers", also=(*_UPDATE_METRICS, *SEVERITY)),
+    "ppo_heads": _each_key(_T.PPO_UPDATE_COMPLETED, "metrics.heads", "head", HeadUpdate, _HEAD_ENTROPY),
     "choices": _each_key(_T.CHOICE_STATS, "choices", "choice", ChoiceCount, *_payload(_T.CHOICE_STATS, "choices")),
     "anomalies": _each_event(_T.ANOMALY_DETECTED, "debug", also=SEVERITY),
     "safety": _SAFETY,

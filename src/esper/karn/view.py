@@ -152,8 +152,9 @@ class RunView:
                 self.accuracies_pct.append(data.accuracy_mean_pct)
                 self.returns.append(data.return_mean)
             case PPOUpdateCompleted() as data:
-                self.num_updates += data.performed
-                self.num_skipped_updates = 0 if data.performed else self.num_skipped_updates + 1
+                performed = data.metrics["performed"]
+                self.num_updates += performed
+                self.num_skipped_updates = 0 if performed else self.num_skipped_updates + 1
                 self.last_update = Cited(event, data)
             case TrendDetected() as data:
                 self.trend = Cited(event, data)

@@ -123,12 +123,8 @@ class ObservationHealth:
     """Values that are no numbers."""
 
 
-@record
-class PPOUpdateCompleted:
-    """Is the policy learning or broken? Also sent for updates that were skipped.
-
-    The fields are those of `PPOUpdateMetrics`, which the update fills, and `layers`.
-    """
+class PPOUpdateMetrics(TypedDict):
+    """Everything measured in one update."""
 
     performed: bool
     """True if at least one step was taken."""
@@ -192,6 +188,14 @@ class PPOUpdateCompleted:
     """The joint KL at which the passes stop."""
     env_steps: int
     """Valid env steps of the rollout that was learned from."""
+
+
+@record
+class PPOUpdateCompleted:
+    """Is the policy learning or broken? Also sent for updates that were skipped."""
+
+    metrics: PPOUpdateMetrics
+    """What the update measured."""
     layers: tuple[LayerGradientStats, ...] | None
     """The policy's gradients, tensor by tensor, at level DEBUG."""
 

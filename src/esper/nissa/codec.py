@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
-from operator import attrgetter
+from operator import attrgetter, getitem, itemgetter
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -56,26 +56,25 @@ def _finder_of_record(cls: type) -> Finder | None:
     finders = {name: find for name, hint in hints.items() if (find := _finder_of_hint(hint)) is not None}
     if not finders:
         return None
+    read, getter = (getitem, itemgetter) if is_typeddict(cls) else (getattr, attrgetter)
     numbers = [name for name, find in finders.items() if find is _find_in_number]
     others = [(name, find) for name, find in finders.items() if find is not _find_in_number]
-    get_numbers = _getter(numbers)
+    get_numbers: Callable[[Any], Any] = getter(*numbers) if len(numbers) > 1 else _each(read, numbers)
 
     def find_in_record(value: Any, path: Path, found: dict[str, str]) -> None:
         if not _all_finite(get_numbers(value)):
             for name in numbers:
-                if (part := getattr(value, name)) is not None:
+                if (part := read(value, name)) is not None:
                     _find_in_number(part, (*path, name), found)
         for name, find in others:
-            if part := getattr(value, name):
+            if part := read(value, name):
                 find(part, (*path, name), found)
 
     return find_in_record
 
 
-def _getter(names: Sequence[str]) -> Callable[[Any], tuple[float | None, ...]]:
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda value: tuple(getattr(value, name) for name in names)
+def _each(read: Callable[[Any, str], Any], names: Sequence[str]) -> Callable[[Any], tuple[float | None, ...]]:
+    return lambda value: tuple(read(value, name) for name in names)
 
 
 def _all_finite(values: Iterable[float | None]) -> bool:
@@ -87,15 +86,8 @@ def _finder_of_hint(hint: Any) -> Finder | None:
     """The finder for values of an annotated type; None where no float can be."""
     if hint is float:
         return _find_in_number
-    if isinstance(hint, type) and is_dataclass(hint):
+    if isinstance(hint, type) and (is_dataclass(hint) or is_typeddict(hint)):
         return _finder_of_record(hint)
-    if is_typeddict(hint):
-        # Its values are numbers or None.
-        return _over(
-            _find_in_number,
-            lambda values: ((key, value) for key, value in values.items() if value is not None),
-            lambda values: values.values(),
-        )
     origin, arguments = get_origin(hint), [a for a in get_args(hint) if a not in (type(None), Ellipsis)]
     if origin in (Union, UnionType):
         assert len(arguments) == 1, f"{hint}: a payload field has one type, or one type and None"

@@ -44,28 +44,28 @@ NAMES: dict[type, dict[str, tuple[str, ...]]] = {
         "num_contributing_fossils": ("growth/num_contributing_fossils",),
     },
     PPOUpdateCompleted: {
-        "approx_kl": ("train/approx_kl", "losses/approx_kl"),
-        "clip_fraction": ("train/clip_fraction", "losses/clipfrac"),
-        "clip_ratio": ("train/clip_range",),
-        "entropy_loss": ("train/entropy_loss",),
-        "explained_variance": ("train/explained_variance", "losses/explained_variance"),
-        "learning_rate": ("train/learning_rate", "charts/learning_rate"),
-        "total_loss": ("train/loss",),
-        "policy_loss": ("train/policy_gradient_loss", "losses/policy_loss"),
-        "value_loss": ("train/value_loss", "losses/value_loss"),
-        "value_nrmse": ("critic/value_nrmse",),
-        "return_corr": ("critic/return_corr",),
-        "decision_share": ("rollout/decision_share",),
-        "num_rewards_clipped": ("rollout/num_rewards_clipped",),
-        "gradient_stats.grad_norm": ("train/grad_norm",),
-        "gradient_stats.num_nonfinite": ("safety/num_nonfinite",),
-        "lstm.h_rms": ("memory/h_rms",),
-        "lstm.c_rms": ("memory/c_rms",),
-        "lstm.saturated_share": ("memory/saturated_share",),
-        "head_entropies.*": ("heads/{key}/entropy_share",),
-        "heads.*.kl": ("heads/{key}/kl",),
-        "heads.*.clip_fraction": ("heads/{key}/clip_fraction",),
-        "heads.*.grad_norm": ("heads/{key}/grad_norm",),
+        "metrics.approx_kl": ("train/approx_kl", "losses/approx_kl"),
+        "metrics.clip_fraction": ("train/clip_fraction", "losses/clipfrac"),
+        "metrics.clip_ratio": ("train/clip_range",),
+        "metrics.entropy_loss": ("train/entropy_loss",),
+        "metrics.explained_variance": ("train/explained_variance", "losses/explained_variance"),
+        "metrics.learning_rate": ("train/learning_rate", "charts/learning_rate"),
+        "metrics.total_loss": ("train/loss",),
+        "metrics.policy_loss": ("train/policy_gradient_loss", "losses/policy_loss"),
+        "metrics.value_loss": ("train/value_loss", "losses/value_loss"),
+        "metrics.value_nrmse": ("critic/value_nrmse",),
+        "metrics.return_corr": ("critic/return_corr",),
+        "metrics.decision_share": ("rollout/decision_share",),
+        "metrics.num_rewards_clipped": ("rollout/num_rewards_clipped",),
+        "metrics.gradient_stats.grad_norm": ("train/grad_norm",),
+        "metrics.gradient_stats.num_nonfinite": ("safety/num_nonfinite",),
+        "metrics.lstm.h_rms": ("memory/h_rms",),
+        "metrics.lstm.c_rms": ("memory/c_rms",),
+        "metrics.lstm.saturated_share": ("memory/saturated_share",),
+        "metrics.head_entropies.*": ("heads/{key}/entropy_share",),
+        "metrics.heads.*.kl": ("heads/{key}/kl",),
+        "metrics.heads.*.clip_fraction": ("heads/{key}/clip_fraction",),
+        "metrics.heads.*.grad_norm": ("heads/{key}/grad_norm",),
     },
     ProfileMeasured: {
         "phases.*.wall_ms": ("perf/{key}_ms",),
@@ -92,7 +92,7 @@ def scalars(line: LoggedEvent) -> dict[str, float]:
     if isinstance(line.data, BatchSummary):
         found |= {"time/time_elapsed": line.mono, "time/iterations": num_rounds}
     if isinstance(line.data, PPOUpdateCompleted):
-        entropies = [value for _, value in _values(line.data, ["head_entropies", "*"]) if value is not None]
+        entropies = [value for _, value in _values(line.data, ["metrics", "head_entropies", "*"]) if value is not None]
         found |= {"train/n_updates": num_rounds, "losses/entropy": fmean(entropies) if entropies else None}
     return {name: float(value) for name, value in found.items() if value is not None}
 

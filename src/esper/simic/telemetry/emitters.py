@@ -189,7 +189,7 @@ def emit_ppo_update_event(
     hub: EventSink, round_idx: int, metrics: PPOUpdateMetrics, layers: Sequence[LayerGradientStats] | None = None
 ) -> None:
     """Emits PPO_UPDATE_COMPLETED, also for an update that was skipped. `layers` is given at level DEBUG."""
-    data = PPOUpdateCompleted(**metrics, layers=None if layers is None else tuple(layers))
+    data = PPOUpdateCompleted(metrics=metrics.copy(), layers=None if layers is None else tuple(layers))
     severity = Severity.INFO if metrics["performed"] else Severity.WARNING
     hub.emit(make_event(T.PPO_UPDATE_COMPLETED, data, severity, round=round_idx))
 
