@@ -28,7 +28,7 @@ from esper.leyline import (
 from esper.simic.agent.advantages import Rollout
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import Observation, TamiyoInputs, make_cards, make_observation, one_step
+from esper.simic.agent.tamiyo_inputs import Observation, TamiyoInputs, make_cards, one_step
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
@@ -101,11 +101,8 @@ class FrozenPolicy:
     Samples are drawn per env from a generator keyed by run seed, env, episode and step, so a choice does not depend
     on which envs play beside it.
 
-    Args:
-        agent: Its weights and statistics stay as they are.
-        context: The hosts it will meet; they may have other slots than those it was trained with.
-        run_seed: Key of the samples.
-        greedy: True takes the most likely choice and draws nothing.
+    Greedy, it takes the most likely choice and draws nothing. The hosts of `context` may have other slots than those
+    the agent was trained with.
 
     Raises:
         ModelFileError: The agent was built for other features than this release has.
@@ -143,8 +140,7 @@ class FrozenPolicy:
         self._previous = before
 
     def _observe(self, state: ActionExecutionResult) -> Observation:
-        rows = batch_signals_to_features(state, self._previous, self.context)
-        return make_observation(rows.global_rows, rows.slot_rows, state.post_action_masks)
+        return batch_signals_to_features(state, self._previous, self.context)
 
     def _uniforms(self, state: ActionExecutionResult) -> torch.Tensor | None:
         if self.greedy:
@@ -159,14 +155,8 @@ class FrozenPolicy:
 class SimicClient(FrozenPolicy):
     """The agent as a controller that samples, computes rewards, fills a rollout buffer and learns from it.
 
-    Args:
-        agent: Learns in `update`.
-        context: The hosts.
-        rewards: Computes the rewards of steps and sums up episodes.
-        scale: Reward scale; frozen during a round, refreshed after its update. Before the first update it is not
-            known: the first round is stored unscaled and scaled as a whole when it is over.
-        horizon: Steps of an episode.
-        run_seed: Key of the samples.
+    The reward scale is frozen during a round and refreshed after its update. Before the first update it is not known:
+    the first round is stored unscaled and scaled as a whole when it is over.
     """
 
     def __init__(
@@ -215,7 +205,8 @@ class SimicClient(FrozenPolicy):
         super().store(before, after)
         self._bootstrap_lost(before, after)
         rewards = price_step(self, before, after)
-        stored = [None if reward is None else self._in_units(reward) for reward in rewards]
+        known = self.scale.count > 0
+        stored = [self.scale.normalize_only(r) if known and r is not None else r for r in rewards]
         self.buffer.write(self._step(after, stored))
         for raw, reward in zip(self._raw_rewards, rewards, strict=True):
             raw += [] if reward is None else [reward]
@@ -224,13 +215,10 @@ class SimicClient(FrozenPolicy):
             after=after,
             specs=self._specs,
             rewards=_priced(self.rewards, rewards, after.reports),
-            scaled=tuple(stored) if self.scale.count else (None,) * len(stored),
+            scaled=tuple(stored) if known else (None,) * len(stored),
             observation=self._observation,
             decision=self._decision,
         )
-
-    def _in_units(self, reward: float) -> float:
-        return self.scale.normalize_only(reward) if self.scale.count else reward
 
     def _step(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> Rollout[TamiyoInputs]:
         assert self._decision is not None

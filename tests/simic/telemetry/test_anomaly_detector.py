@@ -14,7 +14,7 @@ import pytest
 from esper.leyline import THRESHOLDS, EpochReport, SeedStage, Severity, Threshold
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, LOSS_MIN_HISTORY, MIN_RATE_EPISODES, MIN_USABLE
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Finding
-from esper.simic.telemetry.readings import EnvContext, EpochInputs, UpdateClock, UpdateInputs, wait_share
+from esper.simic.telemetry.readings import EnvContext, UpdateClock, UpdateInputs, wait_share
 from tests.fakes import germinate, play, script_chooser, world
 from tests.simic.telemetry.updates import inputs, op_stats
 
@@ -245,10 +245,10 @@ def test_sick_and_dormant_seeds(field: str, kind: str) -> None:
             continue
         good, bad = around(row, limit)
         detector = AnomalyDetector()
-        calm = EpochInputs(report=report_with(**{field: good}))
+        calm = report_with(**{field: good})
         found = [f for f in detector.check_all(calm, epoch_of(0, 1)).findings if f.severity is severity]
         assert not found
-        sick, detector = EpochInputs(report=report_with(**{field: bad})), AnomalyDetector()
+        sick, detector = report_with(**{field: bad}), AnomalyDetector()
         told = [detector.check_all(sick, epoch_of(0, epoch)).findings for epoch in range(1, 1 + row.num_consecutive)]
         assert not any(told[:-1])
         assert [(f.metric, f.severity) for f in told[-1]] == [(f"{kind}:r0c0", severity)]
@@ -257,18 +257,18 @@ def test_sick_and_dormant_seeds(field: str, kind: str) -> None:
 def test_a_jump_of_the_loss_is_told_before_the_governor_acts() -> None:
     detector = AnomalyDetector()
     for epoch in range(LOSS_MIN_HISTORY):
-        assert not detector.check_all(EpochInputs(report=report_with()), epoch_of(0, epoch)).findings
-    calm = EpochInputs(report=report_with(val_loss=1.99))
+        assert not detector.check_all(report_with(), epoch_of(0, epoch)).findings
+    calm = report_with(val_loss=1.99)
     assert not detector.check_all(calm, epoch_of(0, 7)).findings
-    jump = EpochInputs(report=report_with(val_loss=2.01))
+    jump = report_with(val_loss=2.01)
     (found,) = detector.check_all(jump, epoch_of(0, 8)).findings
     assert (found.kind, found.state, found.severity) == ("val_loss_ratio", "entered", Severity.WARNING)
-    broken = EpochInputs(report=report_with(val_loss=math.nan))
+    broken = report_with(val_loss=math.nan)
     assert not detector.check_all(broken, epoch_of(0, 9)).findings  # open already, and it has one severity
 
 
 def test_alarms_of_an_env_end_with_their_seed_or_host() -> None:
-    sick = EpochInputs(report=report_with(grad_health=0.1))
+    sick = report_with(grad_health=0.1)
     for later, ctx, why in (
         (report_with(stage=SeedStage.FOSSILIZED), epoch_of(0, 2), "the seed is gone or kept"),
         (report_with(), epoch_of(0, 0, episode=1), "a new host began"),
@@ -276,7 +276,7 @@ def test_alarms_of_an_env_end_with_their_seed_or_host() -> None:
         detector = AnomalyDetector()
         assert detector.check_all(sick, epoch_of(0, 1)).raised
         assert not detector.check_all(sick, epoch_of(0, 1)).findings
-        report = detector.check_all(EpochInputs(report=later), ctx)
+        report = detector.check_all(later, ctx)
         assert [(f.state, f.detail) for f in report.findings] == [("cleared", why)]
         assert not report.raised
 
@@ -284,8 +284,8 @@ def test_alarms_of_an_env_end_with_their_seed_or_host() -> None:
 def test_a_new_host_is_not_measured_by_the_old_one() -> None:
     detector = AnomalyDetector()
     for epoch in range(LOSS_MIN_HISTORY + 1):
-        detector.check_all(EpochInputs(report=report_with(val_loss=0.1)), epoch_of(0, epoch))
-    untrained = EpochInputs(report=report_with(val_loss=2.3))
+        detector.check_all(report_with(val_loss=0.1), epoch_of(0, epoch))
+    untrained = report_with(val_loss=2.3)
     for epoch in range(4):
         assert not detector.check_all(untrained, epoch_of(0, epoch, episode=1)).findings
 
@@ -294,9 +294,9 @@ def test_a_loss_that_is_no_number_is_no_part_of_what_is_usual() -> None:
     detector = AnomalyDetector()
     losses = [1.0] * LOSS_MIN_HISTORY + [math.inf, math.inf, math.nan, math.nan]
     for epoch, loss in enumerate(losses):
-        found = detector.check_all(EpochInputs(report=report_with(val_loss=loss)), epoch_of(0, epoch)).findings
+        found = detector.check_all(report_with(val_loss=loss), epoch_of(0, epoch)).findings
         assert bool(found) == (epoch == LOSS_MIN_HISTORY), "told once"
-    (cleared,) = detector.check_all(EpochInputs(report=report_with(val_loss=1.0)), epoch_of(0, len(losses))).findings
+    (cleared,) = detector.check_all(report_with(val_loss=1.0), epoch_of(0, len(losses))).findings
     assert (cleared.kind, cleared.state, cleared.value) == ("val_loss_ratio", "cleared", 1.0)
     json.dumps(detector.state_dict(), allow_nan=False)
 
@@ -309,8 +309,8 @@ def test_a_checkpoint_between_epochs_changes_nothing() -> None:
         stage = rng.choice([SeedStage.TRAINING, SeedStage.TRAINING, SeedStage.FOSSILIZED])
         report = report_with(stage, val_loss=rng.choice([1.0, 1.1, 5.0]), grad_health=rng.choice([1.0, 0.5, 0.1]))
         ctx = epoch_of(step % 2, (step // 2) % 10, episode=step // 20)
-        expected = plain.check_all(EpochInputs(report=report), ctx)
-        assert resumed.check_all(EpochInputs(report=report), ctx) == expected
+        expected = plain.check_all(report, ctx)
+        assert resumed.check_all(report, ctx) == expected
         num_told += len(expected.findings)
         saved = json.loads(json.dumps(resumed.state_dict(), allow_nan=False))
         resumed = AnomalyDetector()
@@ -320,9 +320,9 @@ def test_a_checkpoint_between_epochs_changes_nothing() -> None:
 
 def test_envs_have_alarms_of_their_own() -> None:
     detector = AnomalyDetector()
-    sick = EpochInputs(report=report_with(grad_health=0.1))
+    sick = report_with(grad_health=0.1)
     assert detector.check_all(sick, epoch_of(0, 1)).raised
     assert detector.check_all(sick, epoch_of(1, 1)).raised
-    calm = EpochInputs(report=report_with())
+    calm = report_with()
     assert [f.state for f in detector.check_all(calm, epoch_of(0, 2)).findings] == ["cleared"]
     assert not detector.check_all(sick, epoch_of(1, 2)).findings

@@ -147,10 +147,11 @@ def test_features_of_all_envs_are_rows_of_one_length(pool: EnginePool) -> None:
     start = observe_reset(pool, episode_seeds(7, 3, 3))
     after = execute_actions(pool, [wait(i) for i in range(3)])
     for state, previous in ((start, None), (after, start)):
-        rows = batch_signals_to_features(state, previous, context)
-        assert [len(row) for row in rows.global_rows] == [len(GLOBAL_COLUMNS)] * 3
-        assert [[len(row) for row in env] for env in rows.slot_rows] == [[len(SLOT_COLUMNS)] * 3] * 3
-    assert batch_signals_to_features(after, start, context) != batch_signals_to_features(after, None, context)
+        seen = batch_signals_to_features(state, previous, context)
+        assert seen.obs_ND.shape == (3, len(GLOBAL_COLUMNS))
+        assert seen.slot_obs_NSF.shape == (3, 3, len(SLOT_COLUMNS))
+    first, second = (batch_signals_to_features(after, previous, context).obs_ND for previous in (start, None))
+    assert not first.equal(second)
 
 
 def test_the_learning_rate_follows_the_schedule() -> None:

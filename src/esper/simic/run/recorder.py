@@ -55,7 +55,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
     emit_with_env_context,
 )
-from esper.simic.telemetry.readings import EnvContext, EpochInputs, UpdateClock, UpdateInputs
+from esper.simic.telemetry.readings import EnvContext, UpdateClock, UpdateInputs
 from esper.simic.telemetry.report_events import (
     GateWatch,
     SuspicionWatch,
@@ -187,7 +187,7 @@ class RunRecorder(Recorder):
             scaled = facts.scaled[env]
             emit_last_action(self._hub, ctx, spec, outcome, decision, reward.components, scaled, forced=forced)
         self._suspicions.emit(self._hub, ctx, reward.suspicions)
-        found = self._detector.check_all(EpochInputs(report=report), ctx)
+        found = self._detector.check_all(report, ctx)
         emit_anomaly_diagnostics(self._hub, found, ctx)
         handle_telemetry_escalation(found, self._escalation, ctx)
         if report.terminal:

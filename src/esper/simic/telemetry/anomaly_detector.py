@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from esper.leyline import THRESHOLDS, AlarmChange, Severity, TelemetryLevel, Threshold, record
+from esper.leyline import THRESHOLDS, AlarmChange, EpochReport, Severity, TelemetryLevel, Threshold, record
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, GRAD_WINDOW, LOSS_MIN_HISTORY, LOSS_WINDOW
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.telemetry.readings import (
     Clock,
     EnvContext,
-    EpochInputs,
     Readings,
     UpdateClock,
     UpdateInputs,
@@ -72,7 +71,7 @@ class AnomalyDetector:
     _num_updates: int = 0
     _num_skipped: int = 0
 
-    def check_all(self, inputs: UpdateInputs | EpochInputs, clock: Clock) -> AnomalyReport:
+    def check_all(self, inputs: UpdateInputs | EpochReport, clock: Clock) -> AnomalyReport:
         """Checks the rows that apply: those of an env once per epoch, all others once per round."""
         if isinstance(inputs, UpdateInputs):
             assert isinstance(clock, UpdateClock), "a round is checked at its end"
@@ -124,16 +123,16 @@ class AnomalyDetector:
             self._grad_norms.append(norm)
         return readings
 
-    def _check_epoch(self, inputs: EpochInputs, ctx: EnvContext) -> Iterator[Finding]:
+    def _check_epoch(self, report: EpochReport, ctx: EnvContext) -> Iterator[Finding]:
         if ctx.epoch == 0:
             self._val_losses[ctx.env] = deque(maxlen=LOSS_WINDOW)
             yield from self._end(ctx.env, tuple(self._alarms.get(ctx.env, ())), "a new host began")
-        readings, known = epoch_readings(inputs), self._alarms.get(ctx.env, {})
+        readings, known = epoch_readings(report), self._alarms.get(ctx.env, {})
         if known:
-            live = {slot.slot_id for slot in inputs.report.slots if slot.stage.is_live}
-            gone = [metric for metric in known if _subject(metric) not in {"", *live}]
+            live = {slot.slot_id for slot in report.slots if slot.stage.is_live}
+            gone = [metric for metric in known if metric.partition(":")[2] not in {"", *live}]
             yield from self._end(ctx.env, gone, "the seed is gone or kept")
-        losses, loss = self._val_losses.setdefault(ctx.env, deque(maxlen=LOSS_WINDOW)), inputs.report.val_loss
+        losses, loss = self._val_losses.setdefault(ctx.env, deque(maxlen=LOSS_WINDOW)), report.val_loss
         if len(losses) >= LOSS_MIN_HISTORY and (usual := median(losses)) > 0:
             readings["val_loss_ratio"] = loss / usual
         if math.isfinite(loss):
@@ -151,7 +150,9 @@ class AnomalyDetector:
             if alarm.severity is not None and row.clears(value):
                 yield _finding(row, metric, "cleared", alarm, "back to normal")
                 alarm.severity = None
-        elif alarm.num_consecutive >= row.num_consecutive and _worse(severity, alarm.severity):
+            return
+        worse = alarm.severity is None or (severity is Severity.CRITICAL and alarm.severity is Severity.WARNING)
+        if worse and alarm.num_consecutive >= row.num_consecutive:
             state: Literal["entered", "worsened"] = "entered" if alarm.severity is None else "worsened"
             alarm.severity = severity
             yield _finding(row, metric, state, alarm, row.reason)
@@ -180,16 +181,8 @@ def _finding(
     )
 
 
-def _worse(severity: Severity, than: Severity | None) -> bool:
-    return than is None or (severity is Severity.CRITICAL and than is Severity.WARNING)
-
-
 def _kind(metric: str) -> str:
     return metric.partition(":")[0]
-
-
-def _subject(metric: str) -> str:
-    return metric.partition(":")[2]
 
 
 def _in_table_order(readings: Readings) -> Iterator[tuple[Threshold, str]]:
@@ -233,9 +226,11 @@ class EscalationState:
 
 def level_at(state: EscalationState, clock: Clock) -> TelemetryLevel:
     """The level in force at an epoch of an env, or at the update of a round. Pure: asking changes nothing."""
-    if not state.windows:
-        return state.level
-    now = _position(state, clock)
+    return _level(state, clock, 0) if state.windows else state.level
+
+
+def _level(state: EscalationState, clock: Clock, epochs_later: int) -> TelemetryLevel:
+    now = _position(state, clock) + epochs_later
     mine = (_POLICY,) if isinstance(clock, UpdateClock) else (_POLICY, clock.env)
     inside = any(env in state.windows and state.windows[env][0] <= now <= state.windows[env][1] for env in mine)
     return TelemetryLevel.DEBUG if inside else state.level
@@ -251,23 +246,21 @@ def handle_telemetry_escalation(report: AnomalyReport, state: EscalationState, c
         return state.level
     first = _position(state, clock) + 1
     if report.raised and state.escalation_epochs > 0:
-        length = state.escalation_epochs
-        policy = isinstance(clock, UpdateClock)
-        env = _POLICY if isinstance(clock, UpdateClock) else clock.env
-        last = first - 1 + (max(length, state.epochs_per_episode) if policy else length)
+        env, length = _POLICY, max(state.escalation_epochs, state.epochs_per_episode)
+        if isinstance(clock, EnvContext):
+            env, length = clock.env, state.escalation_epochs
+        last = first - 1 + length
         known = state.windows.get(env)
         if known is not None and known[1] >= first - 1:
             first, last = known[0], max(known[1], last)
         state.windows[env] = (first, last)
-    return level_at(state, _following(state, clock))
+    return _level(state, clock, 1)
 
 
 def carry_window(state: EscalationState, ctx: EnvContext) -> None:
-    """Moves what an early end of its episode left of an env's window to its next episode: it sits out until then.
+    """Moves what an early end of its episode left of an env's window to its next episode: it idles until then.
 
-    Args:
-        state: Its windows.
-        ctx: The last epoch that the env played.
+    `ctx` is the last epoch that the env played.
     """
     now, next_episode = _position(state, ctx), (ctx.round + 1) * state.epochs_per_episode
     first, last = state.windows.get(ctx.env, (now, now))
@@ -278,9 +271,3 @@ def carry_window(state: EscalationState, ctx: EnvContext) -> None:
 def _position(state: EscalationState, clock: Clock) -> int:
     epoch = state.epochs_per_episode - 1 if isinstance(clock, UpdateClock) else clock.epoch
     return clock.round * state.epochs_per_episode + epoch
-
-
-def _following(state: EscalationState, clock: Clock) -> EnvContext:
-    round_idx, epoch = divmod(_position(state, clock) + 1, state.epochs_per_episode)
-    env = _POLICY if isinstance(clock, UpdateClock) else clock.env
-    return EnvContext(round=round_idx, episode=round_idx, env=env, epoch=epoch)

@@ -1,4 +1,4 @@
-"""A closer look at a model when something is wrong, or at level DEBUG. Reads only: no forward pass, no random draw."""
+"""Detailed statistics of a model after an alarm or at level DEBUG. Reads only: no forward pass, no random draw."""
 
 from __future__ import annotations
 
@@ -21,17 +21,12 @@ LARGE = 10.0
 ClipFactors = Mapping[nn.Parameter, Tensor | float]
 """What clipping multiplied a parameter's gradient by; 1 where the parameter is absent."""
 UNCLIPPED: ClipFactors = {}
-MAX_RATIOS_TOLD = 100
+MAX_RATIOS_LOGGED = 100
 """Odd ratios that go with an alarm; all are counted."""
 
 
 def collect_per_layer_gradients(model: nn.Module, clip_factors: ClipFactors = UNCLIPPED) -> list[LayerGradientStats]:
-    """Statistics of every gradient the model has, as it was before clipping, by one copy from the device.
-
-    Args:
-        model: In the order of its parameters.
-        clip_factors: What clipping multiplied its gradients by.
-    """
+    """Statistics of every gradient the model has, as it was before clipping, by one copy from the device."""
     named = [(name, _unclipped(p, clip_factors)) for name, p in model.named_parameters() if p.grad is not None]
     if not named:
         return []
@@ -41,12 +36,7 @@ def collect_per_layer_gradients(model: nn.Module, clip_factors: ClipFactors = UN
 
 
 def check_numerical_stability(model: nn.Module, clip_factors: ClipFactors = UNCLIPPED) -> NumericalStability:
-    """Whether weights and gradients are numbers and how large they are, by one copy from the device.
-
-    Args:
-        model: Its weights as they are, its gradients as they were before clipping.
-        clip_factors: What clipping multiplied its gradients by.
-    """
+    """Whether weights, and gradients before clipping, are numbers and how large they are, by one copy."""
     named = list(model.named_parameters())
     gradients = [None if p.grad is None else _unclipped(p, clip_factors) for _, p in named]
     columns = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from operator import itemgetter
@@ -44,12 +45,7 @@ def decision_records(
 ) -> list[Decision]:
     """What the agent knew when it chose, for every env. Tensors are read once for all of them.
 
-    Args:
-        decision: The agent's.
-        specs: What it means, one per env.
-        layout: Names of slots and blueprints.
-        detailed: Positions of envs whose probabilities are all recorded.
-        seen: What some of them decided on, by position.
+    `detailed` are the positions of envs whose probabilities are all recorded, `seen` what some of them decided on.
     """
     rows = zip(
         specs,
@@ -69,10 +65,13 @@ def seen_by_policy(
     """How unusual the observations of some envs were, by position; from deviations per env and column."""
     names = [column.name for column in GLOBAL_COLUMNS]
     names += [f"{slot_id}.{column.name}" for slot_id in slot_ids for column in SLOT_COLUMNS]
-    told = [column.normalised for column in (*GLOBAL_COLUMNS, *(SLOT_COLUMNS * len(slot_ids)))]
+    normalised = [column.normalised for column in (*GLOBAL_COLUMNS, *(SLOT_COLUMNS * len(slot_ids)))]
     far_NC = torch.cat([far_ND, far_NSF.flatten(1)], dim=1)
     rows = far_NC[list(envs)].tolist()  # sync: at level DEBUG only
-    return {env: _seen(list(compress(zip(names, row, strict=True), told))) for env, row in zip(envs, rows, strict=True)}
+    return {
+        env: _seen(list(compress(zip(names, row, strict=True), normalised)))
+        for env, row in zip(envs, rows, strict=True)
+    }
 
 
 def _seen(columns: Sequence[tuple[str, float]]) -> SeenByPolicy:
@@ -90,13 +89,13 @@ def _seen(columns: Sequence[tuple[str, float]]) -> SeenByPolicy:
 
 def _probs(decision: PolicyOutput, envs: Sequence[int], layout: HostLayout) -> list[dict[str, dict[str, float]]]:
     """For some envs, head by head, the probability of every legal choice."""
-    names = {"op": [op.name for op in OPS], "slot": layout.slot_ids, "blueprint": layout.blueprints, "blend": BLENDS}
-    told: list[dict[str, dict[str, float]]] = [{} for _ in envs]
+    names = _choice_names(layout)
+    found_in: list[dict[str, dict[str, float]]] = [{} for _ in envs]
     for head, distribution in zip(HEAD_NAMES, decision.choice.distributions, strict=True):
         rows = zip(distribution.probs_BC()[envs].tolist(), distribution.legal_BC[envs].tolist(), strict=True)
-        for heads, (found, legal) in zip(told, rows, strict=True):
+        for heads, (found, legal) in zip(found_in, rows, strict=True):
             heads[head] = {name: brief(share) for name, share, ok in zip(names[head], found, legal, strict=True) if ok}
-    return told
+    return found_in
 
 
 def _decision(
@@ -126,27 +125,28 @@ def _decision(
     )
 
 
+def _choice_names(layout: HostLayout) -> dict[str, tuple[str, ...]]:
+    """The choices of each head, in the order of its masks."""
+    ops = tuple(op.name for op in OPS)
+    return {"op": ops, "slot": layout.slot_ids, "blueprint": layout.blueprints, "blend": tuple(BLENDS)}
+
+
 class ChoiceCounter:
     """The counts of one round. Give it every decision of every env, then take the statistics."""
 
     def __init__(self, layout: HostLayout) -> None:
         self._layout = layout
-        self._names: dict[str, tuple[str, ...]] = {
-            "op": tuple(op.name for op in OPS),
-            "slot": layout.slot_ids,
-            "blueprint": layout.blueprints,
-            "blend": tuple(BLENDS),
-        }
+        self._names = _choice_names(layout)
         self.begin()
 
     def begin(self) -> None:
         """Starts a round."""
         self._noted: list[tuple[ActionMasks, ActionSpec, ActionOutcome]] = []
-        self._legal = {head: dict.fromkeys(names, 0) for head, names in self._names.items()}
-        self._chosen = {head: dict.fromkeys(names, 0) for head, names in self._names.items()}
-        self._ok = {head: dict.fromkeys(names, 0) for head, names in self._names.items()}
-        self._num_decisions = dict.fromkeys(self._names, 0)
-        self._num_forced = dict.fromkeys(self._names, 0)
+        self._legal: Counter[tuple[str, str]] = Counter()
+        self._chosen: Counter[tuple[str, str]] = Counter()
+        self._ok: Counter[tuple[str, str]] = Counter()
+        self._num_decisions: Counter[str] = Counter()
+        self._num_forced: Counter[str] = Counter()
 
     def add(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome) -> None:
         """Notes one decision, under the masks it was made with. Counting waits until somebody asks."""
@@ -155,11 +155,10 @@ class ChoiceCounter:
     def _count(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome) -> None:
         for head in heads_used_by(spec.op):
             legal = [name for name, open_ in zip(self._names[head], self._row(head, masks, spec), strict=True) if open_]
-            chosen = spec.op.name if head == "op" else getattr(spec, head)
-            for name in legal:
-                self._legal[head][name] += 1
-            self._chosen[head][chosen] += 1
-            self._ok[head][chosen] += outcome.applied
+            chosen = head, spec.op.name if head == "op" else getattr(spec, head)
+            self._legal.update((head, name) for name in legal)
+            self._chosen[chosen] += 1
+            self._ok[chosen] += outcome.applied
             self._num_decisions[head] += 1
             self._num_forced[head] += len(legal) == 1
 
@@ -172,12 +171,10 @@ class ChoiceCounter:
             head=head,
             choices={
                 name: ChoiceCount(
-                    num_legal=self._legal[head][name],
-                    num_chosen=self._chosen[head][name],
-                    num_ok=self._ok[head][name],
+                    num_legal=self._legal[head, name], num_chosen=self._chosen[head, name], num_ok=self._ok[head, name]
                 )
                 for name in self._names[head]
-                if self._legal[head][name]
+                if self._legal[head, name]
             },
             num_decisions=self._num_decisions[head],
             num_forced=self._num_forced[head],

@@ -52,24 +52,19 @@ class UpdateInputs:
     """Size of all shaping terms of the round over the size of all terms; None where nothing was paid."""
 
 
-@record
-class EpochInputs:
-    """What is known of one env after an epoch."""
-
-    report: EpochReport
-
-
 def update_readings(inputs: UpdateInputs) -> Readings:
     """The readings of a round that need no history."""
-    outcome = {"rollbacks_per_100_episodes": _rollback_rate(inputs), "shaping_share": inputs.shaping_share}
+    outcome = {"shaping_share": inputs.shaping_share}
+    if inputs.num_episodes_total >= MIN_RATE_EPISODES:
+        outcome["rollbacks_per_100_episodes"] = 100.0 * inputs.num_rollbacks_total / inputs.num_episodes_total
     learned = {} if inputs.metrics is None else _policy_readings(inputs.metrics, inputs.ops)
     return _measured((learned | outcome).items())
 
 
-def epoch_readings(inputs: EpochInputs) -> Readings:
+def epoch_readings(report: EpochReport) -> Readings:
     """The readings of an epoch that need no history: the gradients of live seeds."""
     found: dict[str, float | None] = {}
-    for slot in inputs.report.slots:
+    for slot in report.slots:
         if slot.stage.is_live:
             found[f"seed_grad_health:{slot.slot_id}"] = slot.grad_health
             found[f"seed_grad_ratio:{slot.slot_id}"] = slot.grad_ratio
@@ -127,12 +122,6 @@ def _policy_readings(metrics: PPOUpdateMetrics, ops: ChoiceStats | None) -> dict
         if stats.num_usable >= MIN_USABLE:
             found[f"entropy_share:{head}"] = entropies[head]
     return found
-
-
-def _rollback_rate(inputs: UpdateInputs) -> float | None:
-    if inputs.num_episodes_total < MIN_RATE_EPISODES:
-        return None
-    return 100.0 * inputs.num_rollbacks_total / inputs.num_episodes_total
 
 
 def _measured(found: Iterable[tuple[str, float | None]]) -> Readings:

@@ -78,13 +78,8 @@ def emit_coalitions_measured(hub: EventSink, ctx: EnvContext, report: EpochRepor
     """Emits COALITION_MEASURED where a seed that is not fossilized took part, and at the end of an episode.
 
     In all others there is nothing to decide about; what each fossil is worth is in EPOCH_COMPLETED. An epoch that was
-    rolled back is told without a table: the report speaks of the state that was restored.
-
-    Args:
-        hub: Where it goes.
-        ctx: The epoch.
-        report: Of that epoch.
-        values: Points of its coalitions, as the slot reports count them.
+    rolled back is logged without a table: the report speaks of the state that was restored. `values` are the points
+    of its coalitions, as the slot reports count them.
     """
     if report.rollback_reason is not None:
         emit_cf_unavailable(hub, ctx, "the epoch was rolled back")
@@ -144,15 +139,10 @@ class GateWatch:
         *,
         always: bool = False,
     ) -> None:
-        """Asks the gates about a report, with the functions that model and masks use too.
+        """Evaluates the gates on a report, with the functions that model and masks use too.
 
-        Args:
-            hub: Where it goes.
-            ctx: The epoch.
-            report: Of that epoch.
-            masks: Made of that report: they have asked most of the gates already.
-            config: The limits of the gates.
-            always: True to tell every gate with all of its checks.
+        The masks were made of that report, so they have evaluated most of the gates already. `always` emits every
+        gate with all of its checks.
         """
         if ctx.epoch == 0:
             self._last = {key: value for key, value in self._last.items() if key[0] != ctx.env}
@@ -207,12 +197,7 @@ class SuspicionWatch:
 
 
 def find_trend(rolling_pct: Sequence[float], num_rounds: int) -> TrendDetected | None:
-    """Where the rolling accuracy is heading; None early in a run, without a full window, or in between the bands.
-
-    Args:
-        rolling_pct: Rolling accuracy after each round so far.
-        num_rounds: Rounds the run is to have.
-    """
+    """The trend of the rolling accuracy; None early in a run, without a full window, or in between the bands."""
     if len(rolling_pct) <= max(TREND_WINDOW_ROUNDS, MIN_TREND_SHARE * num_rounds):
         return None
     now, before = rolling_pct[-1], rolling_pct[-1 - TREND_WINDOW_ROUNDS]

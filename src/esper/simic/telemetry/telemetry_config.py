@@ -14,15 +14,12 @@ from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel
 __all__ = ["Exporter", "TelemetryConfig", "TelemetryLevel", "enabled"]
 
 Exporter = Literal["tensorboard", "wandb", "trackio"]
-_ENABLED: dict[TelemetryLevel, frozenset[TelemetryEventType]] = {
-    level: frozenset(kind for kind, spec in EVENTS.items() if spec.level <= level) for level in TelemetryLevel
-}
 
 
 @cache
 def enabled(level: TelemetryLevel) -> frozenset[TelemetryEventType]:
     """The types of events that a level logs."""
-    return _ENABLED[level]
+    return frozenset(kind for kind, spec in EVENTS.items() if spec.level <= level)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

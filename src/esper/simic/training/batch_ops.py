@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.leyline import ActionExecutionResult, GradientEvidence, record
+from esper.leyline import ActionExecutionResult, GradientEvidence
+from esper.simic.agent.tamiyo_inputs import Observation, make_observation
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.features import EnvView, FeatureContext, global_row, slot_rows
 from esper.tolaria.batches import Batch
@@ -80,24 +81,10 @@ def collect_gradient_telemetry_for_batch(env: ParallelEnvState) -> Mapping[str, 
     return env.optimizer.finish_epoch()
 
 
-@record
-class BatchFeatures:
-    """The observation of all envs, as rows for a policy to stack."""
-
-    global_rows: tuple[tuple[float, ...], ...]
-    slot_rows: tuple[tuple[tuple[float, ...], ...], ...]
-
-
 def batch_signals_to_features(
     state: ActionExecutionResult, previous: ActionExecutionResult | None, context: FeatureContext
-) -> BatchFeatures:
-    """What a policy sees of every env.
-
-    Args:
-        state: Now.
-        previous: One step before; None at reset.
-        context: Layout and scale of the run.
-    """
+) -> Observation:
+    """What a policy sees of every env; `previous` is the state one step before, None at reset."""
     seen = zip(state.reports, state.post_action_signals, state.post_action_slot_reports, strict=True)
     views = [
         EnvView(
@@ -111,6 +98,6 @@ def batch_signals_to_features(
         )
         for i, (report, signals, slots) in enumerate(seen)
     ]
-    return BatchFeatures(
-        global_rows=tuple(global_row(view) for view in views), slot_rows=tuple(slot_rows(view) for view in views)
+    return make_observation(
+        [global_row(view) for view in views], [slot_rows(view) for view in views], state.post_action_masks
     )

@@ -6,7 +6,7 @@ It knows no rewards and no masks. What was not measured is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -16,19 +16,23 @@ from esper.leyline import (
     CoalitionTable,
     EpochReport,
     GovernorState,
+    GovernorStateChanged,
+    LossCheck,
     SeedStage,
+    Severity,
     SlotReport,
     TelemetryEvent,
+    TelemetryEventType,
     coalition_mask,
     contribution,
     interaction_sum,
+    make_event,
     solo,
 )
 from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards.types import family_points
 from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
 from esper.simic.training.batch_ops import add_validation, collect_gradient_telemetry_for_batch, process_val_batch
-from esper.simic.training.env_telemetry import governor_event
 from esper.simic.training.epoch_metrics import EpochMetrics
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tolaria.batches import Batch
@@ -70,13 +74,7 @@ def attribute(table: CoalitionTable, values: Mapping[int, float]) -> dict[str, A
 
 
 def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | None) -> EpochReport:
-    """Books a finished epoch and reports it; after a rollback, reports the state that was restored.
-
-    Args:
-        env: Has its metrics.
-        verdict: The governor's, about this epoch.
-        restored_epoch: Where a rollback went back to.
-    """
+    """Counts a finished epoch and reports it; after a rollback, reports the state of `restored_epoch`."""
     assert env.metrics is not None
     rolled_back = verdict.state is GovernorState.PANIC
     if not rolled_back:
@@ -85,14 +83,42 @@ def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | 
         env.signals = env.tracker.update(env.metrics.val_loss, env.metrics.val_accuracy_pct)
     done = 0 if env.epoch is None else env.epoch + 1
     env.terminal = done >= env.recipe.task.horizon or (rolled_back and env.recipe.rollback_ends_episode)
-    env.outbox.extend(governor_event(env, verdict, restored_epoch))
-    env.state = env.reported_state(verdict)
+    state = env.reported_state(verdict)
+    if state is not env.state or rolled_back:
+        env.outbox.append(_governor_event(env, verdict, state, restored_epoch))
+    env.state = state
     events = tuple(event for event in env.outbox if event.type in env.wanted)
     env.outbox.clear()
     report = _report(env, events, env.placement.train_timer.take_ms(), env.placement.val_timer.take_ms())
     if not env.gradient_detail or env.epoch is None or rolled_back:
         return report
     return replace(report, gradients=tuple(collect_per_layer_gradients(env.model, env.optimizer.clip_factors())))
+
+
+_GOVERNOR_SEVERITY = {
+    GovernorState.HEALTHY: Severity.INFO,
+    GovernorState.SUSPECT: Severity.WARNING,
+    GovernorState.PANIC: Severity.CRITICAL,
+}
+
+
+def _governor_event(
+    env: ParallelEnvState, verdict: Verdict, state: GovernorState, restored_epoch: int | None
+) -> TelemetryEvent:
+    rolled_back = verdict.state is GovernorState.PANIC
+    data = GovernorStateChanged(
+        from_state=env.state.value,
+        to_state=state.value,
+        reason=None if verdict.reason is None else verdict.reason.value,
+        **{entry.name: getattr(verdict, entry.name) for entry in fields(LossCheck)},
+        op=None if env.action is None else env.action.op.name,
+        slot_id=None if env.action is None else env.action.slot,
+        restored_epoch=restored_epoch,
+        rolled_back=rolled_back,
+        seeds_removed=env.seeds_removed if rolled_back else (),
+    )
+    kind, severity = TelemetryEventType.GOVERNOR_STATE_CHANGED, _GOVERNOR_SEVERITY[state]
+    return make_event(kind, data, severity, episode=env.episode, env=env.env_id, epoch=env.epoch)
 
 
 def report_again(env: ParallelEnvState) -> EpochReport:

@@ -66,16 +66,10 @@ def make_worker_spec(
     rollback_ends_episode: bool = True,
     batches: type[SharedBatchIterator] = SharedBatchIterator,
 ) -> WorkerSpec:
-    """Describes the workers of a run.
+    """Describes the workers of a run on devices such as "cpu" or "cuda:0,cuda:1", with `amp` one of `AMP_CHOICES`.
 
-    Args:
-        task: What is trained.
-        data: The task's data; train and val are taken.
-        scratch: Folder for a copy of large data, which all workers map; None sends every worker a copy of its own.
-        devices: Such as "cpu" or "cuda:0,cuda:1".
-        amp: One of `AMP_CHOICES`.
-        rollback_ends_episode: False where the product is the host and training goes on after a rollback.
-        batches: What gathers rows into batches.
+    Large data is copied to the folder `scratch`, which all workers map; without it every worker is sent its own copy.
+    `rollback_ends_episode` is False where the product is the host and training goes on after a rollback.
     """
     parse_devices(devices)
     tensors = {
@@ -102,10 +96,7 @@ def build_worker(
 ) -> VectorizedEngine[ParallelEnvState]:
     """Builds the engine of a worker, in whatever process this is called.
 
-    Args:
-        spec: What to build it from.
-        beat: Told about every batch.
-        create: Makes envs; `create_env_state` if None.
+    `beat` is called with every batch; `create` makes envs, `create_env_state` if None.
     """
     train, val = make_batches(spec)
     recipe = EnvRecipe(
@@ -219,11 +210,11 @@ def create_env_state(recipe: EnvRecipe, seed: EpisodeSeed, placement: Placement)
 def make_telemetry_callback(env: ParallelEnvState) -> Callable[[SlotTransition], None]:
     """Returns what turns each lifecycle move of this env into its one event, under the seed's name in the run."""
 
-    def tell(move: SlotTransition) -> None:
+    def emit(move: SlotTransition) -> None:
         named = replace(move, seed_id=env.seed_name(move.seed_id))
         env.outbox.append(transition_event(named, episode=env.episode, env=env.env_id, epoch=env.epoch))
 
-    return tell
+    return emit
 
 
 def configure_slot_telemetry(env: ParallelEnvState, wanted: frozenset[TelemetryEventType]) -> None:

@@ -28,10 +28,7 @@ class UpdatesFailed(NumericFailure):
 def run_ppo_updates(learner: Learner, num_skipped: int, num_updates: int = 1) -> tuple[PPOUpdateMetrics | None, int]:
     """Updates the policy on one rollout, and counts the rounds in a row without an update.
 
-    Args:
-        learner: Has the rollout in its buffer.
-        num_skipped: Rounds skipped in a row so far.
-        num_updates: Updates over the rollout; fewer follow if one is skipped or stopped by the KL limit.
+    Fewer than `num_updates` follow if one is skipped or stopped by the KL limit.
 
     Returns:
         The metrics of the updates as one, None for a controller that does not learn; and the new count.

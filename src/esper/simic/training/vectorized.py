@@ -23,7 +23,6 @@ from esper.leyline import (
 )
 from esper.leyline.files import free_bytes
 from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
-from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
@@ -36,7 +35,7 @@ from esper.simic.run.run_dir import RunDir
 from esper.simic.run.run_state import RunState
 from esper.simic.run.session import LogWatch, RunStart, Session, check_still_newest, emit_run_ended, log_losses
 from esper.simic.telemetry.debug_telemetry import (
-    MAX_RATIOS_TOLD,
+    MAX_RATIOS_LOGGED,
     check_numerical_stability,
     collect_per_layer_gradients,
     odd_ratios,
@@ -208,23 +207,20 @@ class AgentReads:
 
     def layers(self) -> list[LayerGradientStats] | None:
         """The gradients of the last minibatch, by layer; None if the update looked at none: what lies there is old."""
-        agent = self._agent()
+        agent = self._learner().agent
         return None if agent.last_ratios_B is None else collect_per_layer_gradients(agent.network, agent.clip_factors())
 
     def bundle(self) -> AnomalyDebug:
         """What goes with an alarm."""
-        agent = self._agent()
+        agent = self._learner().agent
         odd = None if agent.last_ratios_B is None else odd_ratios(agent.last_ratios_B)
         return AnomalyDebug(
             layers=aggregate_layer_gradient_health(self.layers() or ()),
             stability=check_numerical_stability(agent.network, agent.clip_factors()),
-            ratios=None if odd is None else tuple(odd[:MAX_RATIOS_TOLD]),
+            ratios=None if odd is None else tuple(odd[:MAX_RATIOS_LOGGED]),
             num_ratios_out_of_range=None if odd is None else len(odd),
             grad_norm=None if odd is None else compute_grad_norm_surrogate(agent.network),
         )
-
-    def _agent(self) -> PPOAgent:
-        return self._learner().agent
 
     def _learner(self) -> SimicClient:
         assert isinstance(self._client, SimicClient), "there is nothing to look at in a fixed controller"
@@ -256,7 +252,9 @@ def open_trainer(
         kind, workers = worker_plan(config)
         with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink) as pool:
             stop.watch(pool.cancel)
-            scale = saved.calibration if saved is not None else _calibration(config, task, data, pool, cache)
+            scale = None if saved is None else saved.calibration
+            if saved is None and config.calibration_runs:
+                scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache)
             client = _client(config, task, pool.layout, scale, saved)
             parts = RunParts(config=config, task=task, data=data, pool=pool, client=client, reads=AgentReads(client))
             trainer = VectorizedPPOTrainer(
@@ -304,14 +302,6 @@ def worker_plan(config: TrainingConfig) -> tuple[str, int]:
     return ("process", count) if on_cpu and count > 1 else ("inline", 1)
 
 
-def _calibration(
-    config: TrainingConfig, task: TaskSpec, data: Dataset, pool: EnginePool, cache: Path | None
-) -> Calibration | None:
-    if config.calibration_runs == 0:
-        return None
-    return load_or_calibrate(pool, task, data, config.calibration_runs, cache)
-
-
 def _client(
     config: TrainingConfig,
     task: TaskSpec,
@@ -326,7 +316,12 @@ def _client(
         setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
         return FixedClient(make_controller(config.controller, setting), rewards)
     scaling = RewardNormalizer()
-    _warn_of_short_sight(gamma, task.horizon)
+    if (left := gamma**task.horizon) < MIN_TERMINAL_DISCOUNT:
+        complain(
+            f"gamma {gamma:g} over episodes of T = {task.horizon} epochs leaves gamma ** T = {left:.2f} of what is "
+            f"paid at the end; below {MIN_TERMINAL_DISCOUNT} growing late pays only because costs are put off. Leave "
+            f"--gamma out, or use {default_gamma(task.horizon):.6g}"
+        )
     if saved is None:
         ppo = config.ppo_config(episode_length=task.horizon, gamma=gamma)
         agent = PPOAgent(network_shape(layout.blueprints), ppo, run_seed=config.seed)
@@ -337,13 +332,3 @@ def _client(
         scaling.load_state_dict(saved.reward_scale)
     context = FeatureContext(layout=layout, lifecycle=task.lifecycle, num_classes=task.num_classes)
     return SimicClient(agent, context, rewards, scaling, horizon=task.horizon, run_seed=config.seed)
-
-
-def _warn_of_short_sight(gamma: float, horizon: int) -> None:
-    left = gamma**horizon
-    if left < MIN_TERMINAL_DISCOUNT:
-        complain(
-            f"gamma {gamma:g} over episodes of T = {horizon} epochs leaves gamma ** T = {left:.2f} of what is paid at "
-            f"the end; below {MIN_TERMINAL_DISCOUNT} growing late pays only because costs are put off. Leave --gamma "
-            f"out, or use {default_gamma(horizon):.6g}"
-        )

@@ -108,17 +108,7 @@ class NeverStop:
 
 
 class VectorizedPPOTrainer:
-    """One run, from its next round to its last.
-
-    Args:
-        config: What was asked for.
-        horizon: Steps of an episode.
-        pool: The hosts.
-        client: The controller.
-        recorder: Log and checkpoints.
-        stop: Whether to stop early.
-        calibration: The scale of scores, for checkpoints; None where none was measured.
-    """
+    """One run, from its next round to its last. `calibration` is for checkpoints; None where none was measured."""
 
     def __init__(
         self,
