@@ -112,10 +112,13 @@ class EnginePool:
             hellos = tuple(handle.greet() for handle in handles)
         except WorkerLost as lost:
             self.close()
-            raise PoolFailure(
-                f"{lost} before its first message; call training under `if __name__ == '__main__':` "
-                "or use inline workers"
-            ) from None
+            killed = lost.exit_code is not None and lost.exit_code < 0
+            remedy = (
+                "something ended it, often for lack of memory; use fewer workers"
+                if killed
+                else "call training under `if __name__ == '__main__':` or use inline workers"
+            )
+            raise PoolFailure(f"{lost} before its first message; {remedy}") from None
         except BaseException:
             self.close()
             raise

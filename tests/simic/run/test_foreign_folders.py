@@ -107,3 +107,9 @@ def test_what_is_not_of_this_run_displaces_none_of_its_checkpoints(damaged: bool
         (intruder / MANIFEST_FILE).write_bytes(b"{")
     remove_old_checkpoints(run, last=1, resumed_from=None)
     assert names(run) == ["ckpt-00000002", "ckpt-00000070"]
+
+
+def test_the_folder_of_scales_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'calibrations' is not allowed"):
+        create_run(tmp_path / "runs", "calibrations")
+    assert list(tmp_path.iterdir()) == []

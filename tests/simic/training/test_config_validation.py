@@ -1,7 +1,10 @@
 """A configuration is checked field by field, then as a whole, and survives a trip through JSON."""
 
 import json
+import math
 from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gym import GymConfig
+from esper.simic.rewards import Calibration
 from esper.simic.training.config import (
     FREE_ON_RESUME,
     PRESETS,
@@ -134,7 +138,7 @@ def test_unknown_names_get_a_suggestion():
         ("[1]", "expected an object"),
         ('{"rounds": "3"}', r"Expected `int`, got `str` - at `\$.rounds`"),
         ('{"rounds": 2.5}', "Expected `int`"),
-        ('{"gamma": NaN}', "gamma must be"),
+        ('{"gamma": NaN}', "NaN is not JSON"),
         ('{"reward_weights": {"rent": -1}}', "rent must be"),
     ],
 )
@@ -198,3 +202,21 @@ def test_resume_may_change_the_machine_and_the_length_only():
 
 def test_text_is_plain_json():
     assert json.loads(TrainingConfig().to_json())["task"] == "digits_blind"
+
+
+@pytest.mark.parametrize("content", [b'{"task": "\xff"}', b'{"lr": NaN}', b'{"lr": ' + b"[" * 100_000])
+def test_a_file_that_is_no_json_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"mine\.json: not JSON"):
+        read_config(tmp_path / "mine.json")
+
+
+def test_inline_workers_are_refused_with_words_that_help_a_resume_too() -> None:
+    with pytest.raises(ValueError, match=r"got workers=2\. Give --workers 1 with it"):
+        with_overrides(TrainingConfig(workers=2), {"worker_kind": "inline"})
+
+
+@pytest.mark.parametrize("points", [{"floor": math.nan}, {"ceiling": math.inf}, {"reference": (1.0, math.nan)}])
+def test_a_scale_has_finite_points(points: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be finite"):
+        Calibration(**{"family": "loss", "floor": 0.0, "ceiling": 1.0, "reference": None} | points)

@@ -19,6 +19,8 @@ from esper.nissa import new_run_id
 
 SPARE_CHECKPOINTS = 3
 """Free space for fewer than this many checkpoints is worth a warning."""
+CALIBRATIONS_DIR = "calibrations"
+"""Beside the runs: scales of scores, measured once for all of them."""
 _RUN_ID = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
 _PROBE = b"Esper writes here.\n" * 256
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle")
@@ -92,6 +94,8 @@ def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
             f"run id {run_id!r} is not allowed. Expected 1 to 64 letters, digits, dots, underscores and hyphens, "
             "and no dot at the start"
         )
+    if run_id == CALIBRATIONS_DIR:
+        raise ValueError(f"run id {run_id!r} is not allowed: the scales of all runs are kept in a folder of that name")
     run = RunDir(path=Path(runs_dir).absolute() / run_id)
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from esper.leyline.files import loads_json
 from esper.leyline.rng import TRAINING_RUN_SEEDS
 from esper.simic.agent.config import (
     ENVS,
@@ -155,7 +156,7 @@ class TrainingConfig(Hyperparameters):
                 f"envs={self.envs} but workers={self.workers}: at most one worker per env. Lower --workers"
             )
         if self.workers is not None and self.workers > 1 and self.worker_kind == "inline":
-            raise ValueError(f"worker_kind=inline has one worker, got workers={self.workers}. Drop one of the two")
+            raise ValueError(f"worker_kind=inline has one worker, got workers={self.workers}. Give --workers 1 with it")
         if self.controller == LEARNED and self.minibatches is not None and self.minibatches > self.envs:
             raise ValueError(
                 f"envs={self.envs} but minibatches={self.minibatches}: a minibatch holds whole envs. "
@@ -259,18 +260,18 @@ def read_config(path: Path, base: TrainingConfig | None = None) -> TrainingConfi
         raise ValueError(f"configuration file {path} does not exist")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{path}: a configuration of at most {MAX_JSON_BYTES:,} bytes was expected")
-    return config_from_json(path.read_text(encoding="utf-8"), path.name, base)
+    return config_from_json(path.read_bytes(), path.name, base)
 
 
-def config_from_json(text: str, where: str, base: TrainingConfig | None = None) -> TrainingConfig:
+def config_from_json(text: str | bytes, where: str, base: TrainingConfig | None = None) -> TrainingConfig:
     """Strict: unknown keys, wrong types and numbers that are not finite are errors.
 
     Raises:
         ValueError: Says where and what.
     """
     try:
-        given = json.loads(text)
-    except json.JSONDecodeError as error:
+        given = loads_json(text)
+    except ValueError as error:
         raise ValueError(f"{where}: not JSON ({error})") from error
     if not isinstance(given, dict):
         raise ValueError(f"{where}: expected an object with the fields of a configuration, got {type(given).__name__}")

@@ -31,7 +31,7 @@ from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamm
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
 from esper.simic.run.recorder import open_recorder
-from esper.simic.run.run_dir import RunDir
+from esper.simic.run.run_dir import CALIBRATIONS_DIR, RunDir
 from esper.simic.run.run_state import RunState
 from esper.simic.run.session import LogWatch, RunStart, Session, check_still_newest, emit_run_ended, log_losses
 from esper.simic.telemetry.debug_telemetry import (
@@ -61,7 +61,6 @@ from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.runtime import usable_cores
 
-CALIBRATIONS_DIR = "calibrations"
 CLOSE_TIMEOUT_S = 10.0
 """Most time that the log and its exporters get to end; an upload may need some of it."""
 
