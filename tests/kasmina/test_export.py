@@ -64,7 +64,7 @@ def test_the_plain_module_is_the_committed_network(topology: str) -> None:
         assert bits(live(x)) == bits(everything(run, x))
         assert bits(plain(x)) != bits(live(x))
     assert sum(p.numel() for p in plain.parameters()) == counts.committed
-    assert sum(p.numel() for p in live.parameters()) == counts.committed + counts.slots[run.slot_ids[1]]
+    assert sum(p.numel() for p in live.parameters()) == counts.committed + run.model.slot(run.slot_ids[1]).num_params()
     assert not any(part.training for part in plain.modules())
     assert len(plain) == len(run.model.host.segments) + 1
     with torch.no_grad():
