@@ -8,7 +8,7 @@ import pytest
 
 from esper.evidence import limits, runs
 from esper.evidence.arms import ARMS
-from esper.evidence.controls import TIMES, same_again
+from esper.evidence.evaluation import TIMES, same_again
 from esper.evidence.host_runs import HostRunner, SideBySide
 from esper.evidence.results import ResultStore, RunResult
 from esper.evidence.runs import Arena, FinishedRun, Job, realised_rates

@@ -93,10 +93,10 @@ def test_what_was_chosen_can_be_read_back(tmp_path: Path, data: Dataset) -> None
     path = tmp_path / "tuned.json"
     found = tune(TASK, data, ["fragrow"], episodes=4, workers=1)
     path.write_text(json.dumps(found))
-    tuned = read_tuned(path, TASK)
-    assert tuned.settings == {"fragrow": found["arms"]["fragrow"]["chosen"]}
-    assert tuned.facts["conditions"] == "the same"
-    assert read_tuned(path, override(TASK, horizon=11)).facts["conditions"] == "other than here"
+    settings, facts = read_tuned(path, TASK)
+    assert settings == {"fragrow": found["arms"]["fragrow"]["chosen"]}
+    assert facts["conditions"] == "the same"
+    assert read_tuned(path, override(TASK, horizon=11))[1]["conditions"] == "other than here"
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"not a tuned\.json"):
         read_tuned(path, TASK)

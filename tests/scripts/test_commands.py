@@ -10,7 +10,7 @@ import torch
 
 from esper.evidence.host_runs import HostRunner, score_committed, task_with
 from esper.kasmina import load_model
-from esper.leyline import EpisodeSeed, TelemetryEventType
+from esper.leyline import EpisodeSeed
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.scripts.cli import main
 from esper.tamiyo.controllers import CONTROLLERS
@@ -93,8 +93,7 @@ def test_a_budget_holds_in_every_epoch() -> None:
     with HostRunner(task, load_task_data(task)) as runner:
         (run,) = runner.run(runner.controller("schedule"), SEED)
     assert max(report.total_params for report in run.reports) == 794
-    planted = [event for event in run.events if event.type is TelemetryEventType.SEED_GERMINATED]
-    assert len(planted) == 1, "the schedule has a second seed, and the budget has no room for it"
+    assert len(run.grown_seeds) == 1, "the schedule has a second seed, and the budget has no room for it"
 
 
 @pytest.mark.parametrize("name", [name for name in CONTROLLERS if name != "rate_matched"])

@@ -14,7 +14,8 @@ import torch
 import esper
 from esper.evidence import plan
 from esper.evidence.arms import ARMS
-from esper.evidence.policies import agent_digest, check_unseen
+from esper.evidence.evaluation import agent_digest
+from esper.evidence.plan import check_unseen
 from esper.evidence.results import ResultStore
 from esper.evidence.runs import Arena, FinishedRun, Job
 from esper.leyline import EpisodeSeed

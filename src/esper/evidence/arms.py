@@ -1,12 +1,14 @@
-"""The arms of a comparison: which there are, what they need from one another, and in which order they run.
+"""What an evaluation is asked to be, and its arms: what they need from one another, in which order they run.
 
-Names only. How an arm is played is in runs.py.
+Names only, and light: the command line reads this before torch is loaded. How an arm is played is in runs.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 from esper.leyline import record
 
@@ -58,6 +60,40 @@ DEFAULT_ARMS = (BASELINE, "schedule", "periodic", "plateau", "fragrow", "heurist
 TUNABLE = tuple(arm.name for arm in ARMS.values() if arm.tunable)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """The flags of `esper evaluate` that say what is compared; what is written below each is its help."""
+
+    task: str = "digits_blind"
+    """What to evaluate on; `esper tasks` lists them."""
+    arms: tuple[str, ...] = ()
+    """What to compare with wait_only: schedule, periodic, plateau, fragrow, heuristic, random, static_final,
+    static_wide, ppo_greedy, ppo_sampled, all, or a policy's folder. Default: fixed controllers."""
+    seeds: int = 5
+    """Paired run seeds per arm; a claim needs 20."""
+    policy: tuple[str, ...] = ()
+    """Runs or checkpoints of trained policies."""
+    subject: str | None = None
+    """Arm whose growth is judged; default: ppo_greedy, or schedule if there is no policy."""
+    blueprint: str | None = None
+    """Seed that the schedule plants; default: one that suits the host."""
+    epochs: int | None = None
+    """Epochs of every run; default: those of the policy's training, or the task's."""
+    budget: int | None = None
+    """Most parameters a host and its seeds may have together, in every arm."""
+    tuned: Path | None = None
+    """A tuned.json whose parameters fixed controllers use."""
+    data_dir: Path | None = None
+    """Where the data lies, if not in a usual place."""
+    out: Path | None = None
+    """Folder for results; default: runs/evaluate-TASK."""
+
+    @property
+    def folder(self) -> Path:
+        """Where results are."""
+        return Path("runs") / f"evaluate-{self.task}" if self.out is None else self.out
+
+
 @record
 class Lineup:
     """The arms of one evaluation, in an order in which each finds what it needs."""
@@ -100,7 +136,9 @@ def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_
         notes.append("static_wide was left out: the host has no width to change.")
     if not can_widen and "static_wide" in chosen:
         raise ValueError("static_wide: this host cannot be widened, for it has no hidden layer; leave the arm out")
-    needed = _needed(chosen, judged, has_policy)
+    needed = {judged} if has_policy or any(ARMS[name].rebuilds for name in chosen) else set()
+    if has_policy and any(ARMS[name].needs_sampled for name in chosen | needed):
+        needed.add(SAMPLED)
     notes += [f"{name} was added: other arms depend on it." for name in sorted(needed - chosen)]
     chosen |= needed | {BASELINE}
     if "random" in chosen and not has_policy:
@@ -109,15 +147,6 @@ def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_
     if learned and not has_policy:
         raise ValueError(f"{', '.join(learned)} need a trained policy; pass --policy RUN")
     return Lineup(arms=tuple(arm for arm in ARMS.values() if arm.name in chosen), subject=judged, notes=tuple(notes))
-
-
-def _needed(chosen: set[str], subject: str, has_policy: bool) -> set[str]:
-    needed = set()
-    if has_policy or any(ARMS[name].rebuilds for name in chosen):
-        needed.add(subject)
-    if has_policy and any(ARMS[name].needs_sampled for name in chosen | needed):
-        needed.add(SAMPLED)
-    return needed
 
 
 def _name(word: str) -> str:

@@ -13,7 +13,6 @@ from enum import Enum
 from esper.evidence import limits
 from esper.evidence.arms import ARMS, BASELINE
 from esper.evidence.manifest import CheckResult, EvaluationManifest
-from esper.evidence.statistics import PairedDifference
 from esper.evidence.summary import Summary
 from esper.leyline import record
 
@@ -32,10 +31,6 @@ class ClaimOutcome(str, Enum):
     BETTER = "BETTER"
     NO_DIFFERENCE = "NO DIFFERENCE"
     WORSE = "WORSE"
-
-
-def _no_sizes(summary: Summary, subject: str) -> list[CheckResult]:
-    return []
 
 
 def _fewer_param_epochs(summary: Summary, subject: str) -> list[CheckResult]:
@@ -63,7 +58,7 @@ class Claim:
     """Arm -> points by which the subject may be below it; with 0 it must be above."""
     learned: bool
     """True for a statement about a learned policy: its learning is checked too."""
-    sizes: Callable[[Summary, str], list[CheckResult]] = _no_sizes
+    sizes: Callable[[Summary, str], list[CheckResult]] = lambda summary, subject: []
     """Conditions on parameters."""
 
 
@@ -101,29 +96,21 @@ def claims_of(manifest: EvaluationManifest) -> list[Claim]:
 
 def judge_claims(manifest: EvaluationManifest, summary: Summary) -> list[ClaimVerdict]:
     """A verdict for every claim."""
+    missing = Counter(arm for arm, _, _ in summary.missing)
+    controls = _failed(manifest.controls) if manifest.controls else ["no control was run"]
     verdicts = []
     for claim in claims_of(manifest):
-        outcome, reasons = _judge(claim, manifest, summary)
+        obstacles = [
+            (ClaimOutcome.INVALID, [f"{count} runs of {arm} are missing" for arm, count in missing.items()]),
+            (ClaimOutcome.NOT_EVIDENCE, _too_little(claim, manifest)),
+            (ClaimOutcome.INVALID, _gaps(claim, manifest)),
+            (ClaimOutcome.NOT_LEARNED, _failed(manifest.learning_checks) if claim.learned else []),
+            (ClaimOutcome.CONTROL_FAILED, controls),
+        ]
+        found = next((obstacle for obstacle in obstacles if obstacle[1]), None)
+        outcome, reasons = found or _from_intervals(claim, summary, manifest.subject)
         verdicts.append(ClaimVerdict(letter=claim.letter, words=claim.words, outcome=outcome, reasons=tuple(reasons)))
     return verdicts
-
-
-def _judge(claim: Claim, manifest: EvaluationManifest, summary: Summary) -> tuple[ClaimOutcome, list[str]]:
-    controls = _failed(manifest.controls) if manifest.controls else ["no control was run"]
-    obstacles = [
-        (ClaimOutcome.INVALID, _missing_runs(summary)),
-        (ClaimOutcome.NOT_EVIDENCE, _too_little(claim, manifest)),
-        (ClaimOutcome.INVALID, _gaps(claim, manifest)),
-        (ClaimOutcome.NOT_LEARNED, _failed(manifest.learning_checks) if claim.learned else []),
-        (ClaimOutcome.CONTROL_FAILED, controls),
-    ]
-    first = next(((outcome, reasons) for outcome, reasons in obstacles if reasons), None)
-    return first or _from_intervals(claim, summary, manifest.subject)
-
-
-def _missing_runs(summary: Summary) -> list[str]:
-    counts = Counter(arm for arm, _, _ in summary.missing)
-    return [f"{count} runs of {arm} are missing" for arm, count in counts.items()]
 
 
 def _too_little(claim: Claim, manifest: EvaluationManifest) -> list[str]:
@@ -158,13 +145,9 @@ def _from_intervals(claim: Claim, summary: Summary, subject: str) -> tuple[Claim
         assert found is not None, "missing arms make a claim invalid"
         better = better and found.low is not None and found.low > -margin
         worse = worse or (found.high is not None and found.high < -margin)
-        reasons.append(_in_words(arm, found))
+        bounds = "(no interval)" if found.low is None else f"[{found.low:+.2f}, {found.high:+.2f}]"
+        reasons.append(f"{arm} {found.mean:+.2f} {bounds}")
     for check in claim.sizes(summary, subject):
         better = better and check.passed is True
         reasons.append(f"{check.name} {check.found} (required {check.limit})")
     return ClaimOutcome.WORSE if worse else ClaimOutcome.BETTER if better else ClaimOutcome.NO_DIFFERENCE, reasons
-
-
-def _in_words(arm: str, found: PairedDifference) -> str:
-    bounds = "(no interval)" if found.low is None else f"[{found.low:+.2f}, {found.high:+.2f}]"
-    return f"{arm} {found.mean:+.2f} {bounds}"

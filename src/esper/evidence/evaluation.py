@@ -1,23 +1,33 @@
-"""Runs a prepared evaluation. The only code that opens the test split."""
+"""Runs a prepared evaluation. The only code that opens the test split.
+
+Controls must come out right before anything else is believed. A/A: the same arm on the same run seed gives the same
+bits. Frozen: playing leaves the policy as it was. Planted optimum and inert seeds: the agent, trained from scratch in
+two small worlds, finds what is there and leaves alone what is not.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 
 from esper.evidence import limits
 from esper.evidence.arms import ARMS, BASELINE
-from esper.evidence.controls import same_again, still_frozen, world_controls
 from esper.evidence.manifest import CheckResult, EvaluationManifest, note_test_access, now
-from esper.evidence.policies import agent_digest
-from esper.evidence.report import Published, publish
+from esper.evidence.publication import Published, publish
 from esper.evidence.results import RunResult
 from esper.evidence.runs import Arena, Evaluation, Job
+from esper.evidence.sandbox_training import run_sandbox
+from esper.evidence.sandboxes import SANDBOXES
 from esper.evidence.summary import policy_ids
 from esper.leyline import EpisodeSeed
 from esper.runtime.data.splits import Split
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.run.run_state import LoadedPolicy
 
+CONTROL_WORLDS: Mapping[str, str] = {"positive control (planted optimum)": "decoy", "negative control (inert)": "inert"}
+TIMES = ("run_s", "controller_s", "wall_s")
 OnRun = Callable[[str, int, RunResult | None], None]
 """Called with what is played now, how many runs there are to play, and a run when it has ended."""
 
@@ -114,3 +124,43 @@ def _with_session(manifest: EvaluationManifest, **changes: object) -> Evaluation
     """The manifest with other facts about the session that runs now."""
     *before, last = manifest.sessions
     return replace(manifest, sessions=(*before, replace(last, **changes)))  # type: ignore[arg-type]
+
+
+# ---- controls
+
+
+def agent_digest(agent: PPOAgent) -> str:
+    """Sha256 over weights, normalisers and all other state. Playing must not change it."""
+    total = hashlib.sha256()
+    for name, content in sorted(agent.to_files().items()):
+        total.update(name.encode() + hashlib.sha256(content).digest())
+    return total.hexdigest()
+
+
+def same_again(first: RunResult, again: RunResult) -> CheckResult:
+    """A/A: every figure of a repeated run is the same, but for times."""
+    names = [field.name for field in fields(RunResult) if field.name not in TIMES]
+    other = [name for name in names if getattr(first, name) != getattr(again, name)]
+    what = f"{first.arm}, run seed {first.run_seed}"
+    found = f"{what}: identical" if not other else f"{what}: {', '.join(other)} differ"
+    return CheckResult(name="A/A", passed=not other, found=found, limit="every figure identical")
+
+
+def still_frozen(before: Mapping[str, str], policies: Mapping[str, LoadedPolicy]) -> CheckResult:
+    """Weights, normalisers and counters of every policy are what they were."""
+    moved = [policy_id for policy_id, policy in policies.items() if agent_digest(policy.agent) != before[policy_id]]
+    found = "equal" if not moved else f"changed: {', '.join(moved)}"
+    return CheckResult(name="policy frozen", passed=not moved, found=found, limit="equal hashes before and after")
+
+
+def world_controls() -> list[CheckResult]:
+    """Trains the agent in the two worlds. Takes a minute or two."""
+    checks = []
+    for name, world in CONTROL_WORLDS.items():
+        (sandbox,) = (sandbox for sandbox in SANDBOXES if sandbox.name == world)
+        result = run_sandbox(sandbox, run_seed=0)
+        reached = "not measured" if result.reached is None else f"{result.reached:.3f}"
+        limit = f"{'>=' if sandbox.higher_is_better else '<='} {sandbox.limit(result.optimum):.3f}"
+        found = f"{sandbox.measured} {reached}"
+        checks.append(CheckResult(name=name, passed=result.passed, found=found, limit=limit))
+    return checks

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -32,7 +32,6 @@ from esper.leyline import (
     SeedGerminated,
     SeedStage,
     SeedStageChanged,
-    TelemetryEvent,
     TelemetryEventType,
     record,
 )
@@ -91,15 +90,10 @@ class HostRun:
     """Seconds its controller took to decide; controllers that decide for several hosts at once share equally."""
 
     @property
-    def events(self) -> tuple[TelemetryEvent, ...]:
-        """What happened to its seeds, in order."""
-        return tuple(event for report in self.reports for event in report.events)
-
-    @property
     def grown_seeds(self) -> tuple[GrownSeed, ...]:
         """Every seed that was planted, in order."""
         seeds: dict[str, GrownSeed] = {}
-        for event in self.events:
+        for event in chain.from_iterable(report.events for report in self.reports):
             data, epoch = event.data, 0 if event.epoch is None else event.epoch + 1
             if isinstance(data, SeedGerminated):
                 seeds[data.seed_id] = GrownSeed(
@@ -121,7 +115,7 @@ class HostRun:
         return last.committed_loss, last.committed_accuracy_pct
 
 
-class HostRunner:
+class HostRunner(ExitStack):
     """Workers for one task, used in a `with` block: `run` plays one episode per run seed under a controller.
 
     Args:
@@ -136,6 +130,7 @@ class HostRunner:
     ) -> None:
         if workers < 1:
             raise ValueError(f"--workers must be at least 1, got {workers}")
+        super().__init__()
         self._task = task
         with ExitStack() as stack:
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="esper-")))
@@ -144,22 +139,14 @@ class HostRunner:
             kind = "process" if workers > 1 else "inline"
             pool = EnginePool(build_host_worker, hosts, kind=kind, workers=workers, wanted=SEED_EVENTS)
             self._pool = stack.enter_context(pool)
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> HostRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+            self.enter_context(stack.pop_all())
 
     @property
     def layout(self) -> HostLayout:
         """The hosts' slots and blueprints."""
         return self._pool.layout
 
-    def setting(self, run_seed: int = 0) -> Setting:
+    def setting(self, run_seed: int) -> Setting:
         """What a fixed controller knows of the hosts."""
         return Setting(layout=self.layout, lifecycle=self._task.lifecycle, run_seed=run_seed)
 

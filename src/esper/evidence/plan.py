@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from esper.evidence.arms import ALIASES, ARMS, DEFAULT_ARMS, GREEDY, Lineup, line_up
+from esper.evidence.arms import ALIASES, ARMS, DEFAULT_ARMS, GREEDY, EvaluationRequest, Lineup, line_up
 from esper.evidence.host_runs import task_with
+from esper.evidence.learning_checks import check_training
 from esper.evidence.manifest import (
     EVALUATION_FORMAT,
     MANIFEST,
@@ -21,8 +22,6 @@ from esper.evidence.manifest import (
     now,
     package_versions,
 )
-from esper.evidence.policies import check_unseen, learning_checks, load_policies, policy_facts, policy_id
-from esper.evidence.request import EvaluationRequest
 from esper.evidence.results import ResultStore
 from esper.evidence.runs import Evaluation
 from esper.evidence.static_networks import can_widen
@@ -30,7 +29,7 @@ from esper.evidence.tuning import read_tuned
 from esper.leyline.rng import FIRST_EVALUATION_SEED
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec, count_host_params, load_task_data
-from esper.simic.run.run_state import LoadedPolicy
+from esper.simic.run.run_state import LoadedPolicy, load_policy
 
 
 def prepare(request: EvaluationRequest) -> Evaluation:
@@ -71,8 +70,7 @@ def _manifest(
     request: EvaluationRequest, task: TaskSpec, data: Dataset, lineup: Lineup, policies: Sequence[LoadedPolicy]
 ) -> EvaluationManifest:
     """The manifest of a first start."""
-    tuned = None if request.tuned is None else read_tuned(request.tuned, task)
-    settings: dict[str, Mapping[str, Any]] = {} if tuned is None else dict(tuned.settings)
+    settings, tuning = ({}, None) if request.tuned is None else read_tuned(request.tuned, task)
     if request.blueprint is not None:
         settings["schedule"] = {**settings.get("schedule", {}), "blueprint": request.blueprint}
     code = code_version()
@@ -96,9 +94,13 @@ def _manifest(
         arms=lineup.names,
         subject=lineup.subject,
         settings=settings,
-        tuning=None if tuned is None else tuned.facts,
+        tuning=tuning,
         policies=tuple(map(policy_facts, policies)),
-        learning_checks=tuple(check for policy in policies for check in learning_checks(policy)),
+        learning_checks=tuple(
+            replace(check, name=f"{policy_id(policy)}: {check.name}")
+            for policy in policies
+            for check in check_training(policy.checkpoint.parent.parent)
+        ),
         controls=(),
         notes=lineup.notes,
         versions=package_versions(),
@@ -161,3 +163,54 @@ def _agreed(name: str, values: Sequence[int | None]) -> int | None:
     if len(set(values)) > 1:
         raise ValueError(f"the policies were trained with different {name} ({values}); say which with --{name}")
     return values[0]
+
+
+# ---- policies
+
+
+def policy_id(policy: LoadedPolicy) -> str:
+    """The start of its sha256."""
+    return policy.policy_sha256[:12]
+
+
+def load_policies(sources: Sequence[Path]) -> tuple[LoadedPolicy, ...]:
+    """Reads trained policies from run directories or checkpoints.
+
+    Raises:
+        ValueError: The same policy was named twice.
+        CheckpointError: A place holds no policy.
+    """
+    policies = tuple(load_policy(source) for source in sources)
+    if len({policy_id(policy) for policy in policies}) != len(policies):
+        raise ValueError("--policy names the same policy twice; independent policies come from different run seeds")
+    return policies
+
+
+def policy_facts(policy: LoadedPolicy) -> dict[str, Any]:
+    """For manifest and report: where it comes from and what its training cost."""
+    return {
+        "policy_id": policy_id(policy),
+        "run": policy.run_id,
+        "checkpoint": policy.checkpoint.name,
+        "sha256": policy.policy_sha256,
+        "task": policy.config.task,
+        "seed": policy.config.seed,
+        "rounds": policy.rounds,
+        "host epochs": policy.host_epochs,
+        "training hours": policy.training_s / 3600,
+    }
+
+
+def check_unseen(policies: Sequence[LoadedPolicy], run_seeds: Sequence[int]) -> None:
+    """Refuses run seeds that a policy has trained on.
+
+    Raises:
+        ValueError: There are such seeds.
+    """
+    for policy in policies:
+        shared = sorted(policy.trained_run_seeds & set(run_seeds))
+        if shared:
+            raise ValueError(
+                f"policy {policy_id(policy)} has trained on run seeds {shared[:5]}, which are to judge it; "
+                "train with seeds below 10,000"
+            )

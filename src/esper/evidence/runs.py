@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
@@ -71,25 +70,17 @@ class Job:
     seeds: tuple[EpisodeSeed, ...]
 
 
-class Arena:
+class Arena(ExitStack):
     """Plays the jobs of an evaluation, used in a `with` block; `workers` are processes."""
 
     def __init__(self, evaluation: Evaluation, *, workers: int) -> None:
+        super().__init__()
         self._evaluation = evaluation
         self._task = evaluation.task
         self._workers = workers
-        self._stack = ExitStack()
         self._runner: HostRunner | None = None
         self._static_for: tuple[str, str] | None = None
         """Arm and policy whose static networks the workers hold; None: bare hosts."""
-
-    def __enter__(self) -> Arena:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def check(self, arms: Sequence[Arm]) -> None:
         """Makes every fixed controller once, so that a wrong parameter shows before anything runs.
@@ -107,7 +98,8 @@ class Arena:
         try:
             runs = self._play(job)
         except Exception as error:  # a run may fail in any way, and its pair must still be counted
-            self._close()  # the next job gets fresh workers
+            self.close()  # the next job gets fresh workers
+            self._runner = None
             if len(job.seeds) > 1:
                 for seed in job.seeds:
                     yield from self.play(replace(job, seeds=(seed,)), test)
@@ -130,15 +122,11 @@ class Arena:
     def _open(self, static_for: tuple[str, str] | None) -> HostRunner:
         """Workers for the jobs of one arm; those with bare hosts serve all arms that grow."""
         if self._runner is None or self._static_for != static_for:
-            self._close()
+            self.close()
             networks = None if static_for is None else self._networks(*static_for)
             runner = HostRunner(self._task, self._evaluation.data, workers=self._workers, networks=networks)
-            self._runner, self._static_for = self._stack.enter_context(runner), static_for
+            self._runner, self._static_for = self.enter_context(runner), static_for
         return self._runner
-
-    def _close(self) -> None:
-        self._stack.close()
-        self._runner = None
 
     def _controller(self, runner: HostRunner, job: Job, run_seed: int) -> PolicyProtocol:
         if job.arm.learned:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from esper.evidence.arms import TUNABLE, line_up
 from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
-from esper.leyline import EpisodeSeed, HostLayout, derive_seed, record
+from esper.leyline import EpisodeSeed, HostLayout, derive_seed
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
@@ -29,14 +29,6 @@ OnSetting = Callable[[str, int], None]
 BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
 
 
-@record
-class Tuned:
-    """Chosen parameters, and how they were chosen."""
-
-    settings: Mapping[str, Mapping[str, Any]]
-    facts: Mapping[str, Any]
-
-
 def grids(layout: HostLayout, horizon: int) -> dict[str, dict[str, list[Any]]]:
     """Values to try, by arm and parameter. The first of each is the default."""
     fitting = [name for name in layout.blueprints if any(layout.card(slot, name).fits for slot in layout.slot_ids)]
@@ -44,21 +36,18 @@ def grids(layout: HostLayout, horizon: int) -> dict[str, dict[str, list[Any]]]:
     first = [usual] if usual in fitting else []
     planted: dict[str, list[Any]] = {"blueprint": [None, *fitting]}
     blends: dict[str, list[Any]] = {"blend": ["linear", *(b for b in BLENDS_TRIED if b != "linear")]}
+    intervals: list[Any] = list(dict.fromkeys([6, 2, max(1, horizon // 10), max(1, horizon // 4)]))
     return {
         "schedule": {
             "blueprint": [*first, *(name for name in fitting if name not in first)],
             "blend": list(BLENDS_TRIED),
             "gap": [1, 3],
         },
-        "periodic": {"every_epochs": _distinct(6, 2, horizon // 10, horizon // 4), **planted, **blends},
+        "periodic": {"every_epochs": intervals, **planted, **blends},
         "plateau": {"min_gain": [0.01, 0.001, 0.05], "patience": [4, 2, 8], **planted, **blends},
         "fragrow": {"max_interval": [20.0, 5.0, 10.0, 40.0], **planted, **blends},
         "heuristic": {"plateau_epochs": [3, 1, 2, 5], "audition_epochs": [3, 1, 5, 8], **blends},
     }
-
-
-def _distinct(*values: int) -> list[Any]:
-    return list(dict.fromkeys(max(1, value) for value in values))
 
 
 def tunable_arms(asked: Sequence[str]) -> list[str]:
@@ -96,18 +85,9 @@ def tune(
     workers: int,
     on_setting: OnSetting = lambda line, num_done: None,
 ) -> dict[str, Any]:
-    """Chooses the parameters of every arm with the same number of episodes.
+    """Chooses the parameters of every arm with the same number of episodes, and returns the content of tuned.json.
 
-    Args:
-        task: Host, epochs, budget.
-        data: Train and val are read.
-        arms: Names of tunable arms.
-        episodes: Per arm.
-        workers: Processes.
-        on_setting: Called after every setting with a line about it, and how many episodes it took.
-
-    Returns:
-        The content of tuned.json.
+    `on_setting` is called after every setting with a line about it, and how many episodes it took.
 
     Raises:
         ValueError: The episodes are too few, or cannot be shared out evenly.
@@ -120,7 +100,20 @@ def tune(
     with HostRunner(task, data, workers=workers) as runner:
         for arm in arms:
             grid = grids(runner.layout, task.horizon)[arm]
-            found[arm] = _tune_arm(runner, task, arm, candidates(arm, grid, episodes), episodes, on_setting)
+            settings = candidates(arm, grid, episodes)
+            share, scores = episodes // len(settings), []
+            for params in settings:
+                scores.append(statistics.fmean(_scores(runner, task, arm, params, share)))
+                on_setting(f"{arm} {_words(params)}: {scores[-1]:.4g}", share)
+            # The first of equals: the default, if it is among them.
+            best = max(range(len(settings)), key=scores.__getitem__)
+            found[arm] = {
+                "chosen": settings[best],
+                "score": scores[best],
+                "default_score": scores[0],
+                "seeds_per_setting": share,
+                "tried": [{"params": params, "score": score} for params, score in zip(settings, scores, strict=True)],
+            }
     return {
         "format": TUNED_FORMAT,
         "task": task.name,
@@ -131,31 +124,6 @@ def tune(
         "first_seed": TUNING_RUN_SEEDS.start,
         "metric": f"committed controller-validation {task.metric}",
         "arms": found,
-    }
-
-
-def _tune_arm(
-    runner: HostRunner,
-    task: TaskSpec,
-    arm: str,
-    settings: Sequence[Mapping[str, Any]],
-    episodes: int,
-    on_setting: OnSetting,
-) -> dict[str, Any]:
-    share = episodes // len(settings)
-    scores = []
-    for params in settings:
-        values = _scores(runner, task, arm, params, share)
-        scores.append(statistics.fmean(values))
-        on_setting(f"{arm} {_words(params)}: {scores[-1]:.4g}", share)
-    # The first of equals: the default, if it is among them.
-    best = max(range(len(settings)), key=lambda position: scores[position])
-    return {
-        "chosen": dict(settings[best]),
-        "score": scores[best],
-        "default_score": scores[0],
-        "seeds_per_setting": share,
-        "tried": [{"params": dict(params), "score": value} for params, value in zip(settings, scores, strict=True)],
     }
 
 
@@ -173,8 +141,8 @@ def write_tuned(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def read_tuned(path: Path, task: TaskSpec) -> Tuned:
-    """Reads a tuned.json.
+def read_tuned(path: Path, task: TaskSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters that a tuned.json has chosen, by arm, and how they were chosen.
 
     Raises:
         ValueError: There is none, it is damaged, or it was made for another topology.
@@ -196,7 +164,7 @@ def read_tuned(path: Path, task: TaskSpec) -> Tuned:
         "conditions": "the same" if same else "other than here",
         "by": content["metric"],
     }
-    return Tuned(settings=settings, facts=facts)
+    return settings, facts
 
 
 def tuned_table(content: Mapping[str, Any]) -> Table:

@@ -27,17 +27,15 @@ from esper.leyline import (
     WorkersFailed,
 )
 from esper.scripts.evaluate import evaluate_command
-from esper.scripts.export import export_command
+from esper.scripts.export import export_command, report_command
 from esper.scripts.grow import grow_command
 from esper.scripts.query import query_command
-from esper.scripts.report import report_command
 from esper.scripts.sandbox import sandbox_command
-from esper.scripts.status import status_command
+from esper.scripts.status import status_command, verify_command
 from esper.scripts.study import study_command
 from esper.scripts.tasks import tasks_command
 from esper.scripts.terminal import print_stderr
 from esper.scripts.train import train_command
-from esper.scripts.verify import verify_command
 
 # Commands import torch when they run, not before, so that help and errors come at once.
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from esper.evidence.request import EvaluationRequest
+from esper.evidence.arms import EvaluationRequest
 from esper.leyline import ExitCode
 from esper.scripts.terminal import plain_console, progress_bar
 
 if TYPE_CHECKING:
-    from esper.evidence.report import Published
+    from esper.evidence.publication import Published
     from esper.evidence.results import RunResult
 
 
@@ -71,7 +71,7 @@ def _evaluate(request: EvaluationRequest, workers: int) -> None:
 
 
 def _regenerate(results: Path, out: Path | None) -> None:
-    from esper.evidence.report import publish
+    from esper.evidence.publication import publish
 
     if not results.is_file():
         raise ValueError(f"--from wants a results.csv, got {results}")
@@ -112,7 +112,7 @@ def _line(result: RunResult) -> str:
 
 def _show(console: Console, published: Published, folder: Path) -> None:
     from esper.evidence.claims import ClaimOutcome
-    from esper.evidence.report import terminal_table, verdict_line
+    from esper.evidence.publication import terminal_table, verdict_line
 
     console.print(terminal_table(published.manifest, published.summary))
     for verdict in published.verdicts:

@@ -1,10 +1,11 @@
-"""`esper export`: a run in the formats of other tools, made from its log."""
+"""`esper export` and `esper report`: a run in the formats of other tools, or as one HTML file, made from its log."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from esper.leyline import ExitCode
-from esper.leyline.rundir import METRICS_DIR
+from esper.leyline import ExitCode, StorageError
+from esper.leyline.rundir import METRICS_DIR, REPORT_FILE
 from esper.scripts.terminal import plain_console, warn_if_not_whole
 
 if TYPE_CHECKING:
@@ -97,3 +98,35 @@ def _ending_if_a_thread_fails(folder: Path) -> Iterator[None]:
         yield
     finally:
         threading.excepthook = usual
+
+
+def report_command(
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run directory.")],
+    out: Annotated[
+        Path | None, tyro.conf.arg(help="Where to write; default: report.html in the run directory.")
+    ] = None,
+) -> None:
+    """Write a report of a run as one HTML file that needs no network.
+
+    It shows the verdict, curves of accuracy, loss and return, accuracy against parameters, the stages of the seeds, the
+    health of the policy, every warning, whether the record is whole, and what is needed to repeat the run.
+    """
+    from esper.karn.replay import find_run
+    from esper.karn.report import make_report
+    from esper.leyline.files import free_bytes, write_atomic
+
+    find_run(run)
+    target = run / REPORT_FILE if out is None else out
+    if target.is_dir():
+        raise ValueError(f"cannot write {target}: it is a folder; name a file, such as {target / REPORT_FILE}")
+    if not target.parent.is_dir():
+        raise ValueError(f"cannot write {target}: {target.parent} is not a folder")
+    page = make_report(run, time.time()).encode()
+    try:
+        if out is not None and out.exists() and not out.is_file():
+            out.write_bytes(page)  # a device or a pipe
+        else:
+            write_atomic(target, page, durable=False)
+    except OSError as error:  # while writing, it does not say where
+        raise StorageError(str(target), error, needed_bytes=len(page), free_bytes=free_bytes(target.parent)) from error
+    plain_console(soft_wrap=True, highlight=False).print(f"Wrote {target} ({len(page) / 1000:.0f} kB)")

@@ -1,4 +1,4 @@
-"""`esper status`: what a run is doing, on what evidence, and what to do next. Reads only, in a process of its own."""
+"""`esper status`: what a run is doing, and what to do next. `esper verify`: is its record whole? Both only read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
+from rich.text import Text
 
 from esper.leyline.rundir import EVENTS_DIR, STATUS_FILE
 from esper.scripts.terminal import json_ready, plain_console, print_stderr
@@ -120,3 +121,36 @@ def _facts(view: RunView, found: Diagnoses) -> dict[str, object]:
         "return_mean": None if last is None else last.data.return_mean,
         "num_events": view.num_events,
     }
+
+
+def verify_command(
+    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run directory.")],
+) -> None:
+    """Check that the record of a run is whole.
+
+    Sound means: the log of every attempt that ended has the hash in its checksum file, every line decodes, every
+    missing sequence number is explained by the log itself, and the log has an end. Then the exit code is 0, otherwise
+    1, and every fault is named with its file and byte.
+    """
+    from esper.karn.console import clean
+    from esper.karn.integrity import check_run
+    from esper.karn.process import ProcessState, read_heartbeat
+    from esper.karn.replay import find_run
+
+    console = plain_console(soft_wrap=True, highlight=False)
+    find_run(run)
+    found = check_run(run)
+    console.print(
+        f"{found.num_lines:,} lines, {found.num_superseded:,} of them written again by a later attempt; "
+        f"{found.num_missing_seq:,} numbers missing, {found.num_dropped:,} reported as dropped; "
+        f"{found.torn_tail_bytes:,} bytes of torn lines"
+    )
+    for problem in found.problems:
+        console.print(Text(clean(problem), style="red"))
+    heartbeat = read_heartbeat(run, time.time())
+    if heartbeat is not None and not heartbeat.status.closed and heartbeat.process is ProcessState.ALIVE:
+        writer = heartbeat.status.pid
+        console.print(f"still running: process {writer} is writing this log, and its end is yet to come")
+    console.print("sound" if found.complete else Text("NOT SOUND", style="bold red"))
+    if not found.complete:
+        raise SystemExit(1)

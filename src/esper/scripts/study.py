@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 from rich.text import Text
 
-from esper.evidence.request import EvaluationRequest
+from esper.evidence.arms import EvaluationRequest
 from esper.evidence.studies import STUDIES, log_problem, policy_config, start_policy
 from esper.leyline import ExitCode
 from esper.scripts.evaluate import evaluate_command

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
+from rich.table import Table
 
-from esper.leyline import ExitCode
+from esper.leyline import BatchSummary, ExitCode
 from esper.leyline.rundir import DEFAULT_GROUP
 from esper.scripts.train_flags import NO_FLAGS, ConfigFlags, given, resolve
 from esper.simic.training.config import PRESETS
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from esper.simic.run.session import RunStart, SessionEnd
     from esper.simic.run.stop_signals import StopSignals
     from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.dual_ab import PairedRounds
 
 
 RUNS_DIR = Path("runs")
@@ -121,7 +124,6 @@ def run_and_show(start: RunStart, data_dir: Path | None) -> None:
         SystemExit: The run was stopped, or its log has gaps.
     """
     from esper.karn.live import run_console
-    from esper.scripts.train_tables import outcome_table
     from esper.simic.training.helpers import run_session
     from esper.simic.training.vectorized import training_task
 
@@ -133,7 +135,7 @@ def run_and_show(start: RunStart, data_dir: Path | None) -> None:
     with stop:
         end = run_session(start, stop, (_screen(progress, start, config.controller, opening),), data_dir=data_dir)
     if end.history:
-        console.print(outcome_table(end.history, config.envs))
+        console.print(_outcome_table(end.history, config.envs))
     console.print(_last_words(start, end), soft_wrap=True, markup=False, highlight=False)
     if end.exit_code:
         raise SystemExit(int(end.exit_code))
@@ -200,7 +202,6 @@ def _side(word: str, base: str | None, config_json: Path | None, changes: dict[s
 
 def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
     from esper.karn.live import run_console
-    from esper.scripts.train_tables import comparison_table
     from esper.simic.run.session import start_new
     from esper.simic.training.dual_ab import check_comparable, differing_fields, run_comparison
 
@@ -222,13 +223,58 @@ def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path
     with stop:
         end = run_comparison((first, second), stop, screens, data_dir=data_dir)
     if end.found.pairs:
-        console.print(comparison_table(names, end.found))
+        console.print(_comparison_table(names, end.found))
     else:
         console.print("No episode was completed on both sides; there is nothing to compare.", soft_wrap=True)
     for name, start, side in zip(names, (first, second), end.sides, strict=True):
         console.print(f"{name}: {_last_words(start, side)}", soft_wrap=True, markup=False, highlight=False)
     if end.exit_code:
         raise SystemExit(int(end.exit_code))
+
+
+# ---- tables at the end
+
+
+def _outcome_table(history: Sequence[BatchSummary], envs: int) -> Table:
+    """The first and the last rounds of a run side by side; seeds are counted per episode."""
+    tenth = max(1, len(history) // 10)
+    table = _table("First and last rounds", "rounds", "accuracy", "return", "params", "planted", "kept", "removed")
+    for label, part in ((f"first {tenth}", history[:tenth]), (f"last {tenth}", history[-tenth:])):
+        counts = [sum(row.num_ops[op] for row in part) for op in ("GERMINATE", "FOSSILIZE", "PRUNE")]
+        table.add_row(label, *_means(part), *(f"{count / (len(part) * envs):.1f}" for count in counts))
+    return table
+
+
+def _comparison_table(names: Sequence[str], found: PairedRounds) -> Table:
+    """Both sides, and the paired difference over the last tenth of the rounds."""
+    last = max(1, len(found.pairs) // 10)
+    table = _table(f"Last {last} rounds, same hosts on both sides", "side", "accuracy", "return", "params")
+    for name, history in zip(names, found.histories, strict=True):
+        table.add_row(name, *_means(history[-last:]))
+    differences = found.differences_pp(last)
+    shown = f"{statistics.fmean(differences):+.2f}" if differences else "not measured"
+    spread = f" ± {statistics.stdev(differences):.2f}" if len(differences) > 1 else ""
+    table.add_section()
+    table.add_row(f"{names[1]} - {names[0]}", f"{shown}{spread}", f"{len(differences)} pairs", "")
+    return table
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    table = Table(title=f"{title} (validation, exploring)", title_justify="left")
+    table.add_column(first)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _means(rounds: Sequence[BatchSummary]) -> tuple[str, str, str]:
+    """Committed accuracy, return and growth over some rounds."""
+    committed = [row.committed_accuracy_pct for row in rounds if row.committed_accuracy_pct is not None]
+    return (
+        f"{statistics.fmean(committed):.1f} %" if committed else "not measured",
+        f"{statistics.fmean(row.return_mean for row in rounds):+.3f}",
+        f"{statistics.fmean(row.params_ratio_mean for row in rounds):.2f}x",
+    )
 
 
 def main() -> None:

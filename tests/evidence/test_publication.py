@@ -11,7 +11,7 @@ import pytest
 from esper.evidence.claims import ClaimOutcome
 from esper.evidence.figures import PICTURES
 from esper.evidence.manifest import MANIFEST, EvaluationManifest
-from esper.evidence.report import publish
+from esper.evidence.publication import publish
 from esper.evidence.results import CURVE_COLUMNS, RESULTS, ResultStore, Topology, read_results
 from tests.evidence.made_up import manifest, row, rows, write
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from esper.evidence.controls import CONTROL_WORLDS, still_frozen, world_controls
-from esper.evidence.policies import agent_digest
+from esper.evidence.evaluation import CONTROL_WORLDS, agent_digest, still_frozen, world_controls
 from esper.evidence.sandboxes import SANDBOXES
 from tests.evidence.made_up import untrained
 
