@@ -63,7 +63,7 @@ def test_the_policy_is_updated_as_often_per_round_as_asked_and_a_resume_changes_
     assert whole.to_files() == parts.to_files()
     first, again = ([e["data"] for e in events_of(tmp_path / r, "PPO_UPDATE_COMPLETED")] for r in ("whole", "parts"))
     assert (len(first), again) == (2, [*first, first[1]])
-    assert [data["num_optimizer_steps"] for data in first] == [2 * 2 * whole.config.ppo_epochs] * 2
+    assert [data["metrics"]["num_optimizer_steps"] for data in first] == [2 * 2 * whole.config.ppo_epochs] * 2
 
 
 def test_a_run_may_be_silent(tmp_path, capsys):

@@ -29,6 +29,6 @@ print(" ".join(sorted(name for name in foreign if not name.startswith(("_", "sit
 @pytest.mark.parametrize("package", [esper.tamiyo, esper.simic.rewards], ids=lambda package: package.__name__)
 def test_a_package_loads_nothing_but_the_standard_library(package: object) -> None:
     names = [name for name in MODULES if name.startswith(package.__name__)]  # type: ignore[attr-defined]
-    assert len(names) > 5
+    assert len(names) >= 5
     found = subprocess.run([sys.executable, "-c", PROGRAM, *names], capture_output=True, text=True, check=True)
     assert found.stdout.split() == []

@@ -101,19 +101,10 @@ def test_a_baseline_has_its_counts_wherever_it_runs(tmp_path, name):
         assert counts(here) == stored["counts"][name]
 
 
-class Beside(PickledHandle):
-    """Stands in for a worker process, which takes seconds to start: one more worker here, spoken to through pickle."""
-
-    def launch(self):
-        """It is here already."""
-
-    greet = PickledHandle.start
-
-
 FOUR = replace(LEARNING, task="digits_mlp", envs=4, minibatches=4, episode_length=4)
 
 
-@pytest.mark.parametrize("handle", [Beside, pytest.param(ProcessHandle, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("handle", [PickledHandle, pytest.param(ProcessHandle, marks=pytest.mark.slow)])
 def test_four_workers_tell_the_same_facts_as_one(tmp_path, monkeypatch, handle):
     here = plain(FOUR, tmp_path / "here")
     monkeypatch.setattr(pool, "ProcessHandle", handle)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline import GovernorState, RollbackReason, TelemetryEvent, wait
+from esper.leyline import PROTOCOL_VERSION, GovernorState, RollbackReason, TelemetryEvent, wait
 from esper.simic.training.env_factory import build_worker
 from esper.simic.training.rollout import episode_seeds
 from esper.tolaria.handles import InlineHandle
@@ -231,7 +231,7 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
 
 def test_a_worker_that_speaks_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.tolaria.engine.VectorizedEngine.protocol_version", 99)
-    with pytest.raises(WorkerError, match="speaks protocol 99, this process 2"):
+    with pytest.raises(WorkerError, match=f"speaks protocol 99, this process {PROTOCOL_VERSION}"):
         EnginePool(build_worker, worlds.worker_spec())
 
 

@@ -188,7 +188,8 @@ class ParallelEnvState(EngineEnv):
         """Tallies what the seeds are worth now, by slot; what was not measured leaves a tally as it is."""
         for slot_id, found in attributions.items():
             if found.contribution_pp is not None:
-                gain = self._earlier_gain_pp[slot_id] + found.contribution_pp
+                # A network that starts with seeds has none that germinated.
+                gain = self._earlier_gain_pp.get(slot_id, 0.0) + found.contribution_pp
                 self.tallies[slot_id] = replace(self.tallies[slot_id], contribution_gain_pp=gain)
 
     # ---- going back
