@@ -15,6 +15,7 @@ from esper.simic.run.session import start_again, start_new
 from esper.simic.telemetry.emitters import brief
 from esper.simic.training import vectorized
 from tests.telemetry.sessions import BLIND, events_of, nonsense_once, of, play_session
+from tests.tolaria.worlds import torch_executor
 
 FIRST = replace(BLIND, rounds=1, level="debug", exporters=("tensorboard",))
 LATER = {"rounds": 3, "level": "normal"}
@@ -42,13 +43,14 @@ def resumed(tmp_path_factory):
 
     def build_watched(spec, beat):
         worker = build(spec, beat)
-        train = worker._ops.train_batch
+        executor = torch_executor(worker)
+        train = executor.train_batch
 
         def train_batch(env, batch):
             lrs[env.episode, env.env_id, env.epoch] = env.optimizer.inner.param_groups[0]["lr"]
             train(env, batch)
 
-        worker._ops = replace(worker._ops, train_batch=train_batch)
+        executor.train_batch = train_batch
         return worker
 
     start = start_new(FIRST, tmp_path_factory.mktemp("runs"), "a")

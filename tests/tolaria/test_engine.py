@@ -23,9 +23,10 @@ from esper.simic.training.rollout import episode_seeds
 from esper.tamiyo.simulation import SimulatedWorker
 from esper.tolaria import engine as engine_module
 from esper.tolaria.batches import Batch, SharedBatchIterator
-from esper.tolaria.engine import EnvOps, VectorizedEngine, not_applied
+from esper.tolaria.engine import Batches, EnvOps, VectorizedEngine, not_applied
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.runtime import Placement
+from esper.tolaria.torch_executor import TorchExecutor
 from tests.fakes import world
 
 LABELS = LabelFacts(entropy=1.0, top_share=0.5, rows=8)
@@ -108,8 +109,7 @@ def double(
     ops = EnvOps(
         create=create,
         apply=apply,
-        train_batch=train,
-        eval_batch=evaluate,
+        executors=(TorchExecutor(train_batch=train, eval_batch=evaluate),),
         report=report,
         seed_of=lambda packed: EpisodeSeed(env_id=packed.env_id, episode=5, run_seed=9),
     )
@@ -175,6 +175,46 @@ def test_envs_of_other_episodes_get_batches_of_their_own() -> None:
     expected = [batch.inputs for batch in rows.epoch(6, 0)]
     assert all(torch.equal(a, b) for a, b in zip(worker.envs[1].inputs, expected, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(worker.envs[0].inputs, expected, strict=True))
+
+
+class WholeEpochs:
+    """Runs some envs, each in one call per pass."""
+
+    def __init__(self, env_ids: set[int]) -> None:
+        self.env_ids = env_ids
+        self.inputs: list[Tensor] = []
+
+    def supports(self, env: DoubleEnv) -> bool:
+        return env.env_id in self.env_ids
+
+    def train(self, envs: Sequence[DoubleEnv], batches: Batches) -> None:
+        self.inputs = [batch.inputs for by_device in batches for batch in by_device.values()]
+        for env in envs:
+            env.note("whole epoch")
+
+    def validate(self, envs: Sequence[DoubleEnv], batches: Batches) -> None:
+        for env in envs:
+            env.note("whole validation")
+
+
+def test_an_env_runs_in_the_first_executor_that_supports_it() -> None:
+    log: list[str] = []
+    worker = double(log)
+    whole = WholeEpochs({0, 2})
+    worker._ops = replace(worker._ops, executors=(whole, *worker._ops.executors))
+    worker.reset(episode_seeds(1, 0, 3))
+    log.clear()
+    worker.step(waits(0, 1, 2))
+    ran = [line for line in log if line.startswith(("train", "eval", "whole"))]
+    assert ran == [
+        *("whole epoch 0", "whole epoch 2", "train 0 1", "train 1 1"),
+        *("whole validation 0", "whole validation 2", "eval 0 1", "eval 1 1"),
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(worker.envs[1].inputs, whole.inputs, strict=True))
+    log.clear()
+    whole.env_ids = {1}
+    worker.step(waits(0, 1, 2))
+    assert [line for line in log if "whole" in line] == ["whole epoch 1", "whole validation 1"], "asked in every step"
 
 
 @pytest.mark.parametrize("num_envs", [1, 16])

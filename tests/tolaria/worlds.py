@@ -35,6 +35,7 @@ from esper.tolaria.batches import Batch
 from esper.tolaria.engine import Beat, VectorizedEngine
 from esper.tolaria.handles import InlineHandle, open_reply
 from esper.tolaria.pool import EnginePool
+from esper.tolaria.torch_executor import TorchExecutor
 from esper.tolaria.worker import BuildWorker, Hello, Request, answer
 
 ALL_EVENTS = frozenset(TelemetryEventType)
@@ -81,6 +82,13 @@ def worker_spec(task: TaskSpec | None = None, scratch: Path | None = None, *, en
 
 def engine(task: TaskSpec | None = None, *, ends: bool = True) -> VectorizedEngine[ParallelEnvState]:
     return build_worker(worker_spec(task, ends=ends), lambda epoch, batch: None)
+
+
+def torch_executor(worker: VectorizedEngine[ParallelEnvState]) -> TorchExecutor[ParallelEnvState]:
+    """What runs the batches of a worker, for tests that reach into them."""
+    executor = worker._ops.executors[-1]
+    assert isinstance(executor, TorchExecutor)
+    return executor
 
 
 def act(env_id: int, op: str, slot: str, blueprint: str | None = None, blend: str | None = None) -> ActionSpec:
@@ -203,7 +211,8 @@ class FaultySpec:
 
 def build_faulty(faulty: FaultySpec, beat: Beat) -> VectorizedEngine[ParallelEnvState]:
     worker = build_worker(faulty.spec, beat)
-    train = worker._ops.train_batch
+    executor = torch_executor(worker)
+    train = executor.train_batch
 
     def train_batch(env: ParallelEnvState, batch: Batch) -> None:
         train(env, batch)
@@ -211,7 +220,7 @@ def build_faulty(faulty: FaultySpec, beat: Beat) -> VectorizedEngine[ParallelEnv
             if batch.index == 1 and fault.due(env):
                 FAULTS[fault.kind](env)
 
-    worker._ops = replace(worker._ops, train_batch=train_batch)
+    executor.train_batch = train_batch
     return worker
 
 

@@ -1,7 +1,8 @@
 """The engine: trains many hosts side by side in one process. It knows no rewards, no policies and no seeds.
 
-What happens to a batch or a host is handed in as `EnvOps`; the engine decides when it happens, on which data and on
-which stream. One step: ops, one epoch of training, one validation, one read of the totals, verdicts, reports.
+What happens to a host is handed in as `EnvOps`; the engine decides when it happens and on which data. How an epoch is
+computed is the business of an `Executor`. One step: ops, one epoch of training, one validation, one read of the totals,
+verdicts, reports.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,10 +30,12 @@ from esper.leyline import (
 )
 from esper.tolaria.batches import Batch, SharedBatchIterator
 from esper.tolaria.governor import TolariaGovernor, Verdict
-from esper.tolaria.runtime import CUDATimer, Placement, join_streams, make_placement, one_thread
+from esper.tolaria.runtime import Placement, join_streams, make_placement, one_thread
 
 Beat = Callable[[int | None, int], None]
 """Called with (epoch, batch) once per batch. May raise to stop the step."""
+Batches = Iterator[Mapping[torch.device, Batch]]
+"""One pass over the rows. A batch is gathered, on every device, when it is drawn."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -81,6 +84,23 @@ class EngineEnv(ABC):
 
 
 EnvT = TypeVar("EnvT", bound=EngineEnv)
+RunT = TypeVar("RunT", bound=EngineEnv, contravariant=True)
+
+
+class Executor(Protocol[RunT]):
+    """One way to compute an epoch. Results are sums, added to the totals of each env; nothing is read from a device.
+
+    The result of an env must not depend on the envs that run beside it.
+    """
+
+    def supports(self, env: RunT) -> bool:
+        """True if this env, as it is now, can be trained and validated here. Asked before every pass."""
+
+    def train(self, envs: Sequence[RunT], batches: Batches) -> None:
+        """One epoch of envs that are all to see these batches. They have begun to train."""
+
+    def validate(self, envs: Sequence[RunT], batches: Batches) -> None:
+        """One validation. They have begun to validate, and the batches are the same in every call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +109,8 @@ class EnvOps(Generic[EnvT]):
 
     create: Callable[[EpisodeSeed, Placement], EnvT]
     apply: Callable[[EnvT, ActionSpec, frozenset[TelemetryEventType]], ActionOutcome]
-    train_batch: Callable[[EnvT, Batch], None]
-    eval_batch: Callable[[EnvT, Batch], None]
+    executors: Sequence[Executor[EnvT]]
+    """The ways to run an epoch. The first that supports an env runs it; the last supports every env."""
     report: Callable[[EnvT, Verdict | None, int | None], EpochReport]
     """With the verdict of a finished epoch and where a rollback went; without a verdict, once more as it was."""
     seed_of: Callable[[EnvSnapshot], EpisodeSeed]
@@ -198,46 +218,36 @@ class VectorizedEngine(Generic[EnvT]):
             return self._ops.create(seed, placement)
 
     def _train(self, envs: Sequence[EnvT]) -> None:
-        """One epoch: batch by batch, so that every batch is gathered once for all envs that are to see it."""
+        """One epoch, with one pass over the batches for all envs that are to see the same ones."""
         for env in envs:
             with env.placement.running():
                 env.begin_training()
-        groups: dict[tuple[int, int, int], list[EnvT]] = {}
+        groups: dict[tuple[Executor[EnvT], int, int, int], list[EnvT]] = {}
         for env in envs:
             assert env.epoch is not None
-            groups.setdefault((env.run_seed, env.episode, env.epoch), []).append(env)
-        for (run_seed, episode, epoch), group in groups.items():
+            groups.setdefault((self._executor(env), env.run_seed, env.episode, env.epoch), []).append(env)
+        for (executor, run_seed, episode, epoch), group in groups.items():
             streams = [rows.keyed(run_seed).epoch(episode, epoch) for rows in self._train_rows]
-            for batch, by_device in self._batches(streams):
-                self._beat(epoch, batch.index)
-                for env in group:
-                    self._run(env, env.placement.train_timer, self._ops.train_batch, by_device)
+            executor.train(group, self._batches(streams, epoch))
 
     def _validate(self, envs: Sequence[EnvT]) -> None:
         for env in envs:
             with env.placement.running():
                 env.begin_validation()
-        for batch, by_device in self._batches([rows.in_order() for rows in self._val_rows]):
-            self._beat(envs[0].epoch if envs else None, batch.index)
-            for env in envs:
-                self._run(env, env.placement.val_timer, self._ops.eval_batch, by_device)
+        groups: dict[Executor[EnvT], list[EnvT]] = {}
+        for env in envs:
+            groups.setdefault(self._executor(env), []).append(env)
+        for executor, group in groups.items():
+            executor.validate(group, self._batches([rows.in_order() for rows in self._val_rows], group[0].epoch))
 
-    def _batches(self, streams: Sequence[Iterator[Batch]]) -> Iterator[tuple[Batch, dict[torch.device, Batch]]]:
-        """Equal batches of all devices side by side."""
+    def _executor(self, env: EnvT) -> Executor[EnvT]:
+        return next(executor for executor in self._ops.executors if executor.supports(env))
+
+    def _batches(self, streams: Sequence[Iterator[Batch]], epoch: int | None) -> Batches:
+        """Equal batches of all devices side by side; every one is a sign of life."""
         for batches in zip(*streams, strict=True):
-            yield batches[0], dict(zip(self.devices, batches, strict=True))
-
-    def _run(
-        self,
-        env: EnvT,
-        timer: CUDATimer,
-        work: Callable[[EnvT, Batch], None],
-        by_device: Mapping[torch.device, Batch],
-    ) -> None:
-        batch = by_device[env.placement.device]
-        env.placement.receive((batch.inputs, batch.targets))
-        with env.placement.running(), timer:
-            work(env, batch)
+            self._beat(epoch, batches[0].index)
+            yield dict(zip(self.devices, batches, strict=True))
 
     def _finish(self, envs: Sequence[EnvT], outcomes: Mapping[int, ActionOutcome]) -> StepResult:
         """Verdicts, rollbacks and reports, from one read of all totals."""

@@ -37,7 +37,8 @@ ONE = episode_seeds(7, 3, 1)
 def at_epoch(worker: Engine, env_id: int, epoch: int, damage: Callable[[ParallelEnvState], None]) -> None:
     """Damages an env after the last training batch of an epoch."""
     env = worker.envs[env_id]
-    original = worker._ops.eval_batch
+    executor = worlds.torch_executor(worker)
+    original = executor.eval_batch
 
     def eval_batch(which: ParallelEnvState, batch: object) -> None:
         if which is env and which.epoch == epoch:
@@ -45,7 +46,7 @@ def at_epoch(worker: Engine, env_id: int, epoch: int, damage: Callable[[Parallel
             which.begin_validation()
         original(which, batch)  # type: ignore[arg-type]
 
-    object.__setattr__(worker._ops, "eval_batch", eval_batch)
+    executor.eval_batch = eval_batch  # type: ignore[assignment]
 
 
 def test_a_seed_lives_its_life_in_an_env() -> None:
@@ -191,14 +192,15 @@ def test_no_state_is_kept_while_the_host_is_suspect() -> None:
     worker = engine(tiny_task(horizon=40))
     worker.reset(ONE)
     env = worker.envs[0]
-    original = worker._ops.eval_batch
+    executor = worlds.torch_executor(worker)
+    original = executor.eval_batch
 
     def eval_batch(which: ParallelEnvState, batch: object) -> None:
         original(which, batch)  # type: ignore[arg-type]
         if which.epoch in (8, 9):
             which.val_losses.add_(1e4)
 
-    object.__setattr__(worker._ops, "eval_batch", eval_batch)
+    executor.eval_batch = eval_batch  # type: ignore[assignment]
     states, kept = [], []
     for _ in range(11):
         states.append(worker.step([wait(0)]).reports[0].governor_state)

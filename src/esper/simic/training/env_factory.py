@@ -38,6 +38,7 @@ from esper.tolaria.engine import Beat, EnvOps, VectorizedEngine
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import Placement, parse_devices
+from esper.tolaria.torch_executor import TorchExecutor
 
 CreateEnv = Callable[[EnvRecipe, EpisodeSeed, Placement], ParallelEnvState]
 
@@ -230,8 +231,7 @@ def env_ops(recipe: EnvRecipe, create: CreateEnv) -> EnvOps[ParallelEnvState]:
     return EnvOps(
         create=partial(create, recipe),
         apply=_apply,
-        train_batch=process_train_batch,
-        eval_batch=process_fused_val_batch,
+        executors=(TorchExecutor(train_batch=process_train_batch, eval_batch=process_fused_val_batch),),
         report=_report,
         seed_of=_seed_of,
     )
