@@ -103,7 +103,7 @@ def _grown(kind: str, kwargs: dict[str, Any], shape: tuple[int, ...], seeds: int
 
     from esper.kasmina import HostSpec, MorphogeneticModel, build_host
     from esper.kasmina.layers import generator_for
-    from esper.kasmina.model import build_seed
+    from esper.kasmina.network import build_seed
     from esper.leyline import SeedStage, get_blend
 
     generator = generator_for(0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import esper.kasmina.model as model_module
+import esper.kasmina.network as network_module
 from esper.kasmina import BLUEPRINTS, Blueprint, MorphogeneticModel, SeedSlot, begin_epoch
 from esper.leyline import BLENDS, Cause, GerminationError, IllegalOperation, SeedStage
 from esper.tolaria.optim import GrowingOptimizer
@@ -127,9 +127,9 @@ def _fail(*args: object, **kwargs: object) -> None:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (model_module, "build_seed"),
-        (MorphogeneticModel, "_features_after"),
-        (model_module, "_probe"),
+        (network_module, "build_seed"),
+        (MorphogeneticModel, "sample_features"),
+        (network_module, "_probe"),
         (SeedSlot, "plant"),
         (SeedSlot, "transition"),
         (MorphogeneticModel, "adopt_group"),

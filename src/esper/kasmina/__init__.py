@@ -11,7 +11,8 @@ from esper.kasmina.lifecycle import (
     end_epoch,
     resolve_target_slot,
 )
-from esper.kasmina.model import MorphogeneticModel, ParamCounts
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.network import GrowingNetwork, ParamCounts
 from esper.kasmina.persist import ModelState, capture, load_model, restore, save_model
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.wrap import wrap_sequential

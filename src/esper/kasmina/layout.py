@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -13,6 +13,9 @@ from esper.kasmina.hosts import CHANNEL_AXIS, Host
 from esper.kasmina.layers import evaluating
 from esper.kasmina.slot import gate_params
 from esper.leyline import BlueprintCard, HostLayout, SlotSpec
+
+MIXED = "mixed"
+"""Topology of a network whose slots are of several."""
 
 
 def slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotSpec, ...]:
@@ -43,26 +46,47 @@ def slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotS
 
 def host_layout(host: Host, sample: Tensor, specs: tuple[SlotSpec, ...], offered: Sequence[str]) -> HostLayout:
     """What controllers may know of a host: its size, its slots, and a card for every blueprint in every slot."""
+    macs = count_macs(host, lambda: host(sample)) // sample.shape[0]
+    params = sum(p.numel() for p in host.parameters())
+    return make_layout(specs, [host.topology] * len(specs), offered, host_params=params, host_macs=macs)
+
+
+def count_macs(network: nn.Module, run: Callable[[], object]) -> int:
+    """Multiply-accumulates of one pass in eval mode, over all its rows."""
     counter = FlopCounterMode(display=False)
     # The counter misses fused attention on some devices; the plain kind it counts everywhere.
-    with evaluating(host), sdpa_kernel(SDPBackend.MATH), counter:
-        host(sample)
-    host_macs = counter.get_total_flops() // (2 * sample.shape[0])
-    host_params = sum(p.numel() for p in host.parameters())
+    with evaluating(network), sdpa_kernel(SDPBackend.MATH), counter:
+        run()
+    return counter.get_total_flops() // 2
+
+
+def make_layout(
+    specs: Sequence[SlotSpec], kinds: Sequence[str], offered: Sequence[str], *, host_params: int, host_macs: int
+) -> HostLayout:
+    """The layout of a network whose slots are of these topologies, one for each; they need not be the same.
+
+    Args:
+        specs: The slots in execution order.
+        kinds: Topology of each slot.
+        offered: Blueprints that may be planted.
+        host_params: Parameters of the network without seeds.
+        host_macs: Multiply-accumulates of one row.
+    """
     return HostLayout(
-        topology=host.topology,
+        topology=kinds[0] if len(set(kinds)) == 1 else MIXED,
         host_params=host_params,
         host_macs=host_macs,
-        slots=specs,
+        slots=tuple(specs),
         blueprints=tuple(BLUEPRINTS),
         cards=tuple(
-            tuple(_card(key, spec, host, host_params, host_macs, offered) for key in BLUEPRINTS) for spec in specs
+            tuple(_card(key, spec, kind, host_params, host_macs, offered) for key in BLUEPRINTS)
+            for spec, kind in zip(specs, kinds, strict=True)
         ),
     )
 
 
 def _card(
-    key: str, spec: SlotSpec, host: Host, host_params: int, host_macs: int, offered: Sequence[str]
+    key: str, spec: SlotSpec, topology: str, host_params: int, host_macs: int, offered: Sequence[str]
 ) -> BlueprintCard:
     blueprint = BLUEPRINTS[key]
     params, macs = blueprint.params(spec.channels), blueprint.macs(spec.channels, spec.positions)
@@ -75,5 +99,5 @@ def _card(
         mixing=blueprint.mixing,
         nonlinear=blueprint.nonlinear,
         gate_params=gate_params(spec.channels),
-        fits=key in offered and blueprint.topology == host.topology and blueprint.fits(spec),
+        fits=key in offered and blueprint.topology == topology and blueprint.fits(spec),
     )

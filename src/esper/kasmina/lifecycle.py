@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.network import GrowingNetwork
 from esper.kasmina.slot import UNMEASURED, SeedSlot
 from esper.leyline import (
     ActionSpec,
@@ -56,12 +56,12 @@ def resolve_target_slot(slot_idx: int, *, enabled_slots: Sequence[str], slot_con
     return slot_id, list(enabled_slots).index(slot_id)
 
 
-def advance_active_seed(model: MorphogeneticModel, slot_id: str) -> SlotTransition | None:
+def advance_active_seed(model: GrowingNetwork, slot_id: str) -> SlotTransition | None:
     """Starts blending the seed in this slot. Returns None, and changes nothing, if its gate is closed."""
     return model.advance(slot_id) if gate_blend(model.report(slot_id), model.lifecycle).passed else None
 
 
-def apply_op(model: MorphogeneticModel, spec: ActionSpec, rng_seed: int) -> SlotTransition | None:
+def apply_op(model: GrowingNetwork, spec: ActionSpec, rng_seed: int) -> SlotTransition | None:
     """Carries out one op. `rng_seed` is used by GERMINATE only.
 
     Raises:
@@ -80,7 +80,7 @@ def apply_op(model: MorphogeneticModel, spec: ActionSpec, rng_seed: int) -> Slot
     return model.prune(spec.slot) if spec.op is LifecycleOp.PRUNE else model.fossilize(spec.slot)
 
 
-def begin_epoch(model: MorphogeneticModel) -> list[SlotTransition]:
+def begin_epoch(model: GrowingNetwork) -> list[SlotTransition]:
     """New seeds start to train, ramps move one epoch on. Alpha moves here, so no blended epoch runs at alpha 0."""
     moves = []
     for slot in model.all_slots():
@@ -94,7 +94,7 @@ def begin_epoch(model: MorphogeneticModel) -> list[SlotTransition]:
     return moves
 
 
-def end_epoch(model: MorphogeneticModel, measured: EpochMeasurement) -> list[SlotTransition]:
+def end_epoch(model: GrowingNetwork, measured: EpochMeasurement) -> list[SlotTransition]:
     """Stores what was measured, advances the counters once, and makes the automatic moves."""
     model.train_loss, model.val_loss = measured.train_loss, measured.val_loss
     moves = []
@@ -109,7 +109,7 @@ def end_epoch(model: MorphogeneticModel, measured: EpochMeasurement) -> list[Slo
     return moves
 
 
-def _automatic_move(model: MorphogeneticModel, slot: SeedSlot) -> SeedStage | None:
+def _automatic_move(model: GrowingNetwork, slot: SeedSlot) -> SeedStage | None:
     if slot.stage is SeedStage.BLENDING:
         opened = gate_hold(model.report(slot.spec.slot_id), model.lifecycle).passed
         return SeedStage.HOLDING if opened else None

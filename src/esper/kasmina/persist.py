@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.kasmina.layers import generator_for
-from esper.kasmina.model import ModelOptimizer, MorphogeneticModel, build_seed
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.network import ModelOptimizer, build_seed
 from esper.kasmina.slot import GateNetwork
 from esper.leyline import LifecycleConfig, ModelFileError, SeedStage, record
 from esper.leyline.files import write_atomic

@@ -7,7 +7,7 @@ the host's budget, and the norms that clipping needs are all the gradient eviden
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -155,18 +155,14 @@ class GrowingOptimizer:
     def _evidence(self, name: str) -> GradientEvidence:
         if name not in self._norms:
             return NO_GRADIENTS
-        tensors = self.groups[name].values()
         norms = self._norms[name].double().tolist()  # sync: once per group and epoch, read by gates and reports
-        finite = self._finite.get(name, True) and all(map(math.isfinite, norms))
-        total = math.sqrt(sum(norm * norm for norm in norms))
-        vanishing = len(tensors) - sum(norm >= VANISHING_NORM for norm in norms)
-        exploding = sum(norm > EXPLODING_FACTOR * self.clip_norm for norm in norms)
-        health = min(1.0, max(0.0, 1.0 - 0.5 * vanishing / len(tensors) - 0.8 * exploding / len(tensors)))
-        return GradientEvidence(
-            finite=finite,
-            live_fraction=sum(norm > LIVE_NORM for norm in norms) / len(tensors),
-            norm_per_weight=total / math.sqrt(sum(p.numel() for p in tensors)) if finite else None,
-            health=health if finite else 0.0,
+        weights = sum(p.numel() for p in self.groups[name].values())
+        return gradient_evidence(
+            norms,
+            num_tensors=len(self.groups[name]),
+            num_weights=weights,
+            clip_norm=self.clip_norm,
+            finite=self._finite.get(name, True),
         )
 
     # ---- state
@@ -212,3 +208,28 @@ class GrowingOptimizer:
                 )
         self.inner.state.clear()
         self.inner.state.update(fresh)
+
+
+def gradient_evidence(
+    norms: Sequence[float], *, num_tensors: int, num_weights: int, clip_norm: float, finite: bool
+) -> GradientEvidence:
+    """What the gradient norms of one parameter group say.
+
+    Args:
+        norms: Of the tensors that had a gradient in the last batch.
+        num_tensors: Of the group; those without a gradient count as vanishing.
+        num_weights: Of the group.
+        clip_norm: Largest gradient norm of the group.
+        finite: False if an earlier batch of the epoch had a gradient that is not a number.
+    """
+    finite = finite and all(map(math.isfinite, norms))
+    total = math.sqrt(sum(norm * norm for norm in norms))
+    vanishing = num_tensors - sum(norm >= VANISHING_NORM for norm in norms)
+    exploding = sum(norm > EXPLODING_FACTOR * clip_norm for norm in norms)
+    health = min(1.0, max(0.0, 1.0 - 0.5 * vanishing / num_tensors - 0.8 * exploding / num_tensors))
+    return GradientEvidence(
+        finite=finite,
+        live_fraction=sum(norm > LIVE_NORM for norm in norms) / num_tensors,
+        norm_per_weight=total / math.sqrt(num_weights) if finite else None,
+        health=health if finite else 0.0,
+    )
