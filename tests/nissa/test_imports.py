@@ -17,6 +17,7 @@ import pytest
         "esper.simic.telemetry.emitters",
         "esper.simic.telemetry.report_events",
         "esper.simic.telemetry.aggregation",
+        "esper.simic.telemetry.opening",
     ],
 )
 def test_importing_loads_no_torch(module: str) -> None:

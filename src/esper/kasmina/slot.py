@@ -154,8 +154,12 @@ class SeedSlot(nn.Module):
         self.seed, self.gate = seed, gate
         self.blueprint, self.blend = blueprint, blend
         self.probe_passed = True
-        self.meter = SeedMeter(self.config.rho, self.config.eta_decay)
+        self.meter = self.make_meter()
         return self.transition(SeedStage.GERMINATED, Cause.POLICY)
+
+    def make_meter(self) -> SeedMeter:
+        """What measures a new seed."""
+        return SeedMeter(self.config.rho, self.config.eta_decay)
 
     def transition(self, target: SeedStage, cause: Cause) -> SlotTransition:
         """Makes one legal move and returns its record.
@@ -239,6 +243,6 @@ class SeedSlot(nn.Module):
         self.probe_passed = facts["probe_passed"]
         self.measured = SlotMeasurement(**facts["measured"])
         if seed is not None:
-            self.meter = SeedMeter(self.config.rho, self.config.eta_decay)
+            self.meter = self.make_meter()
             if facts["eta"] is not None:
                 self.meter.eta = torch.tensor(facts["eta"], dtype=torch.float32)

@@ -26,13 +26,13 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.files import free_bytes
-from esper.nissa import Hub, complain
+from esper.nissa import Hub
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import StepFacts
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import run_started
 from esper.simic.run.run_state import run_files
-from esper.simic.run.session import RunStart, log_trouble
+from esper.simic.run.session import RunStart
 from esper.simic.telemetry.anomaly_detector import (
     AnomalyDetector,
     EscalationState,
@@ -55,7 +55,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
     emit_with_env_context,
 )
-from esper.simic.telemetry.readings import EnvContext, UpdateInputs
+from esper.simic.telemetry.readings import EnvContext, UpdateClock, UpdateInputs
 from esper.simic.telemetry.report_events import (
     GateWatch,
     SuspicionWatch,
@@ -133,13 +133,6 @@ class RunRecorder(Recorder):
         self._cpu_s = 0.0
         self._writer_ms = 0.0
 
-    def must_stop(self) -> bool:
-        """Looks at the log once more at each boundary, and says so when it ends the run."""
-        if self.log_trouble is None and (trouble := log_trouble(self._hub)) is not None:
-            self.log_trouble = trouble
-            complain(f"stopping after this round: {trouble}")
-        return self.log_trouble is not None
-
     def round_begins(self, round_idx: int) -> None:
         """Starts the counts of a round."""
         self._round_idx, started = round_idx, time.thread_time()
@@ -211,13 +204,13 @@ class RunRecorder(Recorder):
         """Emits the episodes, the update, alarms, counts and times of a round, and the round last."""
         profile, started = self._profile(summary, episodes, phases), time.thread_time()
         self._cpu_s = 0.0  # what follows is part of the next round's profile, as saving is
-        hub, reads = self._hub, self._parts.reads
+        hub, clock, reads = self._hub, UpdateClock(round=round_idx), self._parts.reads
         for env, episode in enumerate(episodes):
             last = max(0, episode.num_epochs - 1)
             ctx = EnvContext(round=round_idx, episode=round_idx, env=env, epoch=last)
             emit_reward_summary(hub, ctx, episode)
         self._num_rollbacks += summary.num_rollbacks
-        in_detail = metrics is not None and level_at(self._escalation, round_idx) is TelemetryLevel.DEBUG
+        in_detail = metrics is not None and level_at(self._escalation, clock) is TelemetryLevel.DEBUG
         if metrics is not None:
             emit_ppo_update_event(hub, round_idx, metrics, reads.layers() if in_detail else None)
         ops = self._choices.stats("op")
@@ -228,9 +221,9 @@ class RunRecorder(Recorder):
             num_episodes_total=summary.num_episodes_total,
             shaping_share=shaping_share(episodes),
         )
-        found = self._detector.check_all(inputs, round_idx)
-        emit_anomaly_diagnostics(hub, found, round_idx, reads.bundle() if in_detail and found.raised else None)
-        handle_telemetry_escalation(found, self._escalation, round_idx)
+        found = self._detector.check_all(inputs, clock)
+        emit_anomaly_diagnostics(hub, found, clock, reads.bundle() if in_detail and found.raised else None)
+        handle_telemetry_escalation(found, self._escalation, clock)
         emit_action_distribution(hub, round_idx, ops)
         emit_mask_hit_rates(hub, round_idx, self._choices.others())
         self._rolling = [*self._rolling, summary.rolling_accuracy_pct]

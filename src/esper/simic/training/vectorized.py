@@ -22,9 +22,7 @@ from esper.leyline import (
     TelemetryLevel,
 )
 from esper.leyline.files import free_bytes
-from esper.leyline.rundir import METRICS_DIR
 from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
-from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
@@ -35,8 +33,7 @@ from esper.simic.run.environment import NOT_PROMISED
 from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_dir import CALIBRATIONS_DIR, RunDir
 from esper.simic.run.run_state import RunState
-from esper.simic.run.session import RunStart, Session, check_still_newest, emit_run_ended, log_losses
-from esper.simic.run.stop_signals import StopSignals
+from esper.simic.run.session import LogWatch, RunStart, Session, check_still_newest, emit_run_ended, log_losses
 from esper.simic.telemetry.debug_telemetry import (
     MAX_RATIOS_LOGGED,
     check_numerical_stability,
@@ -45,12 +42,18 @@ from esper.simic.telemetry.debug_telemetry import (
 )
 from esper.simic.telemetry.decisions import seen_by_policy
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, compute_grad_norm_surrogate
-from esper.simic.telemetry.telemetry_config import Exporter
+from esper.simic.telemetry.opening import open_hub
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
-from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
+from esper.simic.training.vectorized_trainer import (
+    NeverStop,
+    Recorder,
+    RunParts,
+    StopRequest,
+    VectorizedPPOTrainer,
+)
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
 from esper.tamiyo.features import FeatureContext
@@ -99,7 +102,7 @@ def _check_learned(controller: str) -> None:
 @contextmanager
 def open_session(
     start: RunStart,
-    stop: StopSignals | None = None,
+    stop: StopRequest | None = None,
     listeners: Sequence[Backend] = (),
     *,
     data_dir: Path | None = None,
@@ -119,7 +122,8 @@ def open_session(
     """
     config, run = start.config, start.run
     with nullcontext() if run is None else run.lock():
-        hub, writer = (get_hub(), None) if run is None else open_log(start, run, listeners)
+        hub, writer = (get_hub(), None) if run is None else _open_log(start, run, listeners)
+        watch = LogWatch(NeverStop() if stop is None else stop, hub)
         telemetry = config.telemetry()
         if not isinstance(hub, TelemetryHub):
             telemetry = replace(telemetry, level=TelemetryLevel.OFF)
@@ -129,15 +133,15 @@ def open_session(
         try:
             cache = None if run is None else run.path.parent / CALIBRATIONS_DIR
             with open_trainer(
-                config, record, stop, sink=hub, data_dir=data_dir, cache=cache, saved=start.saved
+                config, record, watch, sink=hub, data_dir=data_dir, cache=cache, saved=start.saved
             ) as trainer:
-                session = Session(trainer=trainer, checkpoints=writer)
+                session = Session(trainer=trainer, checkpoints=writer, watch=watch)
                 yield session
         except BaseException as error:
-            emit_run_ended(hub, trainer, error=error, started_s=started_s)
+            emit_run_ended(hub, trainer, error=error, log_trouble=watch.reason, started_s=started_s)
             raise
         else:
-            emit_run_ended(hub, trainer, error=None, started_s=started_s)
+            emit_run_ended(hub, trainer, error=None, log_trouble=watch.reason, started_s=started_s)
         finally:
             if run is not None:
                 complete = _close_log(run, hub)
@@ -145,30 +149,23 @@ def open_session(
                     session.log_complete = complete
 
 
-def open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend] = ()) -> tuple[Hub, CheckpointWriter]:
-    """The log of a session and the writer of its checkpoints; the run's lock is held. Level OFF touches nothing.
-
-    Raises:
-        RunBusy: The run has gone on since its checkpoint was chosen.
-        StorageError: The log cannot be written. Nothing is left of a new run.
-    """
+def _open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend]) -> tuple[Hub, CheckpointWriter]:
+    """The log of a session and the writer of its checkpoints; the run's lock is held."""
     check_still_newest(start)
     for difference in start.differences:
         complain(f"{difference}: {NOT_PROMISED}")
-    facts, config = None if start.checkpoint is None else start.checkpoint.facts, start.config
-    first_seq = 0 if facts is None else facts.next_seq
+    facts = None if start.checkpoint is None else start.checkpoint.facts
     try:
-        if config.telemetry().level is TelemetryLevel.OFF:
-            hub = Hub(first_seq=first_seq, backends=listeners)
-        else:
-            hub = TelemetryHub(
-                run.path,
-                run_id=run.run_id,
-                group=start.group,
-                first_seq=first_seq,
-                backends=[*(_exporter(name, start, run) for name in config.exporters), *listeners],
-                require_complete=config.require_complete,
-            )
+        hub = open_hub(
+            start.config.telemetry(),
+            run.path,
+            run_id=run.run_id,
+            first_seq=0 if facts is None else facts.next_seq,
+            group=start.group,
+            run_config=asdict(start.config),
+            env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
+            listeners=listeners,
+        )
     except BaseException as error:
         free = free_bytes(run.path)
         if facts is None:
@@ -178,14 +175,7 @@ def open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend] = ()) ->
         raise
     attempt = hub.attempt if isinstance(hub, TelemetryHub) else 0 if facts is None else facts.attempt + 1
     resumed_from = None if facts is None else facts.index
-    return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=config)
-
-
-def _exporter(name: Exporter, start: RunStart, run: RunDir) -> Backend:
-    if name == "tensorboard":
-        env_steps = None if start.saved is None else start.saved.counters["num_env_steps"]
-        return TensorBoardBackend(run.path / METRICS_DIR, purge_step=env_steps)
-    return WandbBackend(name, project="esper", run_id=run.run_id, config=asdict(start.config), folder=run.path)
+    return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=start.config)
 
 
 def _close_log(run: RunDir, hub: Hub) -> bool:
@@ -240,7 +230,7 @@ class AgentReads:
 def open_trainer(
     config: TrainingConfig,
     record: Callable[[RunParts], Recorder],
-    stop: StopSignals | None = None,
+    stop: StopRequest,
     *,
     sink: EventSink | None = None,
     data_dir: Path | None = None,
@@ -252,7 +242,7 @@ def open_trainer(
     The scale of scores is read from the folder `cache`, or measured anew. `saved` is the boundary to go on from.
     `record` makes the recorder of log and checkpoints; `sink` takes the events of lost workers.
     """
-    task, stop = training_task(config), StopSignals() if stop is None else stop
+    task = training_task(config)
     data = load_task_data(task, data_dir)
     with TemporaryDirectory(prefix="esper-") as scratch:
         spec = make_worker_spec(
@@ -265,16 +255,16 @@ def open_trainer(
             if saved is None and config.calibration_runs:
                 scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache)
             client = _client(config, task, pool.layout, scale, saved)
-            parts = RunParts(
-                config=config,
-                task=task,
-                data=data,
+            parts = RunParts(config=config, task=task, data=data, pool=pool, client=client, reads=AgentReads(client))
+            trainer = VectorizedPPOTrainer(
+                config,
+                horizon=task.horizon,
                 pool=pool,
                 client=client,
-                reads=AgentReads(client),
+                recorder=record(parts),
+                stop=stop,
                 calibration=scale,
             )
-            trainer = VectorizedPPOTrainer(parts, record(parts), stop)
             if saved is not None:
                 trainer.restore(saved.counters, saved.history)
             yield trainer

@@ -1,0 +1,217 @@
+"""A slot on the output of any submodule. Nothing in the model's own graph changes while its seed trains.
+
+The slot is a child module of the submodule it extends, and one forward hook without state finds it there, so copies and
+pickles of the model keep working. In TRAINING the hook hands on the very output it was given. A gradient hook on the
+tensor keeps the features and the gradient that came back; the seed's own pass runs outside the model's graph, just
+before the optimizer's step. So the seed needs no term in the user's loss, and clipping, scaling and accumulating of the
+host's gradients never see it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.sites import Site
+from esper.growth.structure import pick, put
+from esper.growth.tracing import SLOT, in_slot
+from esper.kasmina.blueprints import Residual
+from esper.kasmina.objective import SeedMeter, rms
+from esper.kasmina.slot import GateNetwork, SeedSlot, mix
+from esper.leyline import BlendSpec, LifecycleConfig, SeedStage, SlotSpec, SlotTransition, record
+
+
+def extend_output(module: nn.Module, args: Any, output: Any) -> Any:
+    """The forward hook of every site. None leaves the output as it is."""
+    slot = module._modules.get(SLOT)
+    if not isinstance(slot, SiteSlot) or slot.is_idle:
+        return None
+    return slot.extend(module, output)
+
+
+class SiteMeter(SeedMeter):
+    """Measures a seed in nats, whatever the unit of the user's loss is and in however many parts a batch is handed in.
+
+    Args:
+        config: Limits of growth.
+        nats_per_loss: Unit of the loss.
+    """
+
+    def __init__(self, config: LifecycleConfig, nats_per_loss: float) -> None:
+        super().__init__(config.rho, config.eta_decay)
+        self.nats_per_loss = nats_per_loss
+        self.num_steps = 0
+        """Optimizer steps since the epoch began."""
+
+    def finish_epoch(self) -> tuple[float | None, float | None]:
+        """(predicted gain in nats per step, residual ratio), and starts anew."""
+        parts, steps = len(self._losses), self.num_steps
+        gain, ratio = super().finish_epoch()
+        self.num_steps = 0
+        # With gradient accumulation every part of a step forecasts its own share of the gain.
+        return None if gain is None else gain * self.nats_per_loss * parts / max(1, steps), ratio
+
+
+@record
+class Heard:
+    """Features that a seed saw in a pass, and the gradient that came back to them."""
+
+    features: Tensor
+    gradient: Tensor
+    """As it came back: of a loss that may be scaled."""
+    loss_scale: Tensor | None
+    autocast: torch.dtype | None
+    """Precision of the pass; None for that of the parameters."""
+
+
+class SiteSlot(SeedSlot):
+    """A slot at a site of somebody else's model.
+
+    Args:
+        site: Where it is.
+        spec: Its shape, as controllers see it.
+        config: Limits of growth.
+        nats_per_loss: Unit of the user's loss.
+    """
+
+    def __init__(self, site: Site, spec: SlotSpec, config: LifecycleConfig, nats_per_loss: float = 1.0) -> None:
+        super().__init__(spec, site.kind, config)
+        self.site = site
+        self.nats_per_loss = nats_per_loss
+        self.enabled = True
+        """False while a coalition leaves its seed out."""
+        self.copies_features = False
+        """True once features were seen to be overwritten in place after the site."""
+        self.scaler: torch.amp.GradScaler | None = None
+        """Scales the user's loss."""
+        self.num_missed = 0
+        """Passes whose features were overwritten before the seed could learn from them."""
+
+    def _forget_seed(self) -> None:
+        super()._forget_seed()
+        self._heard: Heard | None = None
+        self._gradients: list[Tensor | None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles leave out what belongs to a step under way."""
+        return {**self.__dict__, "_heard": None, "_gradients": None, "scaler": None}
+
+    def plant(self, seed: Residual, gate: GateNetwork | None, blueprint: str, blend: BlendSpec) -> SlotTransition:
+        """Puts a new seed into the slot, in the mode of the model."""
+        for part in (seed, gate):
+            if part is not None:
+                part.train(self.training)
+        return super().plant(seed, gate, blueprint, blend)
+
+    def make_meter(self) -> SeedMeter:
+        """What measures a new seed."""
+        return SiteMeter(self.config, self.nats_per_loss)
+
+    # ---- inside the model's pass
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Never called: a hook does the work.
+
+        Raises:
+            RuntimeError: The submodule runs over its children, and took the slot for one of them.
+        """
+        raise RuntimeError(
+            f"{self.site.name} runs over its child modules, so a slot cannot be one of them; name one of its children "
+            "as the site instead"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the output is to be left alone."""
+        if self.stage.is_blended:
+            return not self.enabled
+        return not (self.stage is SeedStage.TRAINING and self.training and torch.is_grad_enabled())
+
+    def extend(self, module: nn.Module, output: Any) -> Any:
+        """The output of the submodule with the seed at work, or None to leave it as it is."""
+        h = pick(output, self.site.path)
+        if self.stage.is_blended:
+            return put(output, self.site.path, self.blended(h))
+        listened = self._listen(module, h)
+        return None if listened is h else put(output, self.site.path, listened)
+
+    def blended(self, h: Tensor) -> Tensor:
+        """The features with the seed at its current alpha."""
+        x = self.site.canonical(h)
+        if not x.requires_grad:
+            x = x.contiguous()  # torch crashes in a norm's backward pass whose channels-last input asks for no gradient
+        d = self.site.original(self.delta(x))
+        return mix(h, d.to(h.dtype), self.alpha)  # under autocast a seed may answer in another precision
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _listen(self, module: nn.Module, h: Tensor) -> Tensor:
+        """Asks for the gradient of the features. The same tensor, unless its gradient is not computed at all."""
+        if not h.requires_grad:  # everything before the site is frozen
+            h = h.detach().requires_grad_().clone()
+        features = h.detach()
+        if self.copies_features:
+            features = features.clone()
+        device = h.device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        own = next((p for name, p in module.named_parameters() if p.requires_grad and not in_slot(name)), None)
+        h.register_hook(partial(self._hear, features, features._version, autocast, own))  # type: ignore[no-untyped-call]
+        return h
+
+    def _hear(
+        self, features: Tensor, version: int, autocast: torch.dtype | None, own: nn.Parameter | None, gradient: Tensor
+    ) -> None:
+        """Runs inside the model's backward pass: keeps the pair for later."""
+        if self.stage is not SeedStage.TRAINING:
+            return
+        if features._version != version:
+            self.copies_features = True
+            self.num_missed += 1
+            return
+        if own is not None and own.grad is None:
+            # The host's gradients were dropped since, so the last pass led to no step, or the step is done.
+            self._heard, self._gradients = None, None
+        self._learn()
+        scale = None if self.scaler is None else self.scaler.scale(torch.ones((), device=gradient.device))
+        self._heard = Heard(features=features, gradient=gradient.detach(), loss_scale=scale, autocast=autocast)
+
+    # ---- outside the model's graph
+
+    def take_gradients(self) -> dict[nn.Parameter, Tensor] | None:
+        """What the seed has learned since the last call; None if nothing."""
+        self._learn()
+        gradients, self._gradients = self._gradients, None
+        if gradients is None:
+            return None
+        assert isinstance(self.meter, SiteMeter)
+        self.meter.num_steps += 1
+        pairs = zip(self.parameters(), gradients, strict=True)
+        return {param: gradient for param, gradient in pairs if gradient is not None}
+
+    def _learn(self) -> None:
+        """Adds the seed's gradient for the pair that was heard last, if there is one."""
+        if self._heard is None:
+            return
+        heard, self._heard = self._heard, None
+        assert self.meter is not None
+        x = self.site.canonical(heard.features).contiguous()
+        g = self.site.canonical(heard.gradient).float()
+        g = g if heard.loss_scale is None else g / heard.loss_scale
+        rows = x.shape[0] * x.shape[1] if self.topology == "transformer" else x.shape[0]
+        h_rms = rms(x)
+        if self.meter.eta is None:
+            self.meter.listen(h_rms, g, rows)
+            return
+        with torch.enable_grad(), torch.autocast(x.device.type, heard.autocast, enabled=heard.autocast is not None):
+            d = self.delta(x)
+        value = d.detach().float()
+        towards = g + value / (self.meter.eta * rows)  # the gradient of <g, d> + penalty(d), by the eta of this pass
+        self.meter.read(h_rms, value, g, rows)
+        fresh = torch.autograd.grad(d, list(self.parameters()), towards.to(d.dtype), allow_unused=True)
+        if self._gradients is None:
+            self._gradients = list(fresh)
+        else:
+            pairs = zip(self._gradients, fresh, strict=True)
+            self._gradients = [b if a is None else a if b is None else a + b for a, b in pairs]
