@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn.diagnosis import Diagnosis, RunCondition
-from esper.karn.view import RunView
+from esper.karn.view import ATTENTION, RunView
 from esper.leyline import HEAD_NAMES, AnomalyDetected, GovernorStateChanged, LoggedEvent, RunEnded, Severity
 
 MAX_ENVS = 16
@@ -22,7 +22,7 @@ STYLES = {
     Severity.ERROR: "red",
     Severity.CRITICAL: "bold red",
 }
-_STAGE_MARKS = {"GERMINATED": "g", "TRAINING": "t", "BLENDING": "b", "HOLDING": "h", "FOSSILIZED": "F"}
+STAGE_MARKS = {"GERMINATED": "g", "TRAINING": "t", "BLENDING": "b", "HOLDING": "h", "FOSSILIZED": "F", "PRUNED": "x"}
 STAGE_LEGEND = "slots: g germinated, t training, b blending, h holding, F fossilized, · no seed"
 
 
@@ -38,13 +38,13 @@ def clean_lines(text: str) -> str:
 
 def render_status(view: RunView, found: Sequence[Diagnosis]) -> RenderableType:
     """The whole screen: which run, its verdict, how far it is, and the details."""
-    parts = [_title(view), _grid(_verdict(found)), _grid(_figures(view, found[0].state))]
+    parts = [_title(view), render_verdict(found), render_figures(view, found[0].state)]
     if view.epochs:
         parts.append(_envs(view))
     if view.blueprints:
-        parts.append(_blueprints(view))
+        parts.append(blueprint_table(view))
     if view.warnings:
-        parts.append(Group(Text("Newest warnings", style="bold"), *map(_note, view.warnings)))
+        parts.append(Group(Text("Newest warnings", style="bold"), *map(event_line, view.warnings)))
     return Group(parts[0], *(piece for part in parts[1:] for piece in (Text(""), part)))
 
 
@@ -53,6 +53,16 @@ def render_line(view: RunView, verdict: Diagnosis) -> str:
     last = view.last_round
     accuracy = "" if last is None else f"  accuracy {last.data.accuracy_mean_pct:.1f} %"
     return clean(f"{_rounds_done(view)}{accuracy}  {verdict.headline}")
+
+
+def render_verdict(found: Sequence[Diagnosis]) -> RenderableType:
+    """What is the case, why, what to do, and what else was found."""
+    return _grid(_verdict(found))
+
+
+def render_figures(view: RunView, state: RunCondition) -> RenderableType:
+    """How far the run is, and its newest figures."""
+    return _grid(_figures(view, state))
 
 
 def _title(view: RunView) -> RenderableType:
@@ -105,7 +115,8 @@ def _figures(view: RunView, state: RunCondition) -> Iterator[tuple[str, str]]:
     yield "safety", f"{view.num_rollbacks} rollbacks, {len(view.alarms)} open alarms"
     saved = view.saved
     yield "checkpoint", "none" if saved is None else f"{saved.data.path}, {figure(saved.data.round)} rounds"
-    yield "log", f"{view.num_events:,} events, {view.num_missing} lost, {view.num_bad} damaged lines"
+    passed = f", {view.num_passed_over:,} of a long past counted and not read" if view.num_passed_over else ""
+    yield "log", f"{view.num_events:,} events, {view.num_missing} lost, {view.num_bad} damaged lines{passed}"
 
 
 def _progress(view: RunView, state: RunCondition) -> str:
@@ -143,7 +154,7 @@ def _envs(view: RunView) -> Table:
 def _env_cells(view: RunView, env: int) -> tuple[str, ...]:
     now, action = view.epochs[env], view.actions.get(env)
     state = now.data
-    marks = {slot_id: _STAGE_MARKS.get(slot.stage, "?") for slot_id, slot in state.slots.items()}
+    marks = {slot_id: STAGE_MARKS.get(slot.stage, "?") for slot_id, slot in state.slots.items()}
     slot_ids = view.started.slot_ids if view.started is not None else ()
     return (
         str(env),
@@ -157,24 +168,26 @@ def _env_cells(view: RunView, env: int) -> tuple[str, ...]:
     )
 
 
-def _blueprints(view: RunView) -> Table:
+def blueprint_table(view: RunView) -> Table:
+    """What became of the seeds of each blueprint."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("blueprint", no_wrap=True)
     for name in ("planted", "kept", "pruned", "mean contribution pp"):
         table.add_column(name, justify="right")
     for name, grown in sorted(view.blueprints.items()):
         counts = (grown.num_germinated, grown.num_fossilized, grown.num_pruned)
-        table.add_row(clean(name), *map(str, counts), figure(grown.mean_contribution_pp, ".2f"))
+        table.add_row(Text(clean(name)), *map(str, counts), figure(grown.mean_contribution_pp, ".2f"))
     return table
 
 
-def _note(event: LoggedEvent) -> Text:
-    where = "".join(
-        f" {name} {value}" for name, value in (("round", event.round), ("env", event.env)) if value is not None
-    )
+def event_line(event: LoggedEvent) -> Text:
+    """One event in one line of any length: its number, type, place and content."""
+    ids = (("round", event.round), ("env", event.env), ("epoch", event.epoch))
+    where = "".join(f" {name} {value}" for name, value in ids if value is not None)
     text = Text(f"{event.seq:>8} ", style="dim")
-    text.append(clean(f"{event.type.value}{where}: {describe(event.data)}"), style=STYLES[event.severity])
-    return text
+    style = STYLES[event.severity] if event.severity in ATTENTION else ""
+    text.append(clean(event.type.value), style or "bold")
+    return text.append(clean(f"{where}: {describe(event.data)}"), style)
 
 
 def describe(data: object) -> str:

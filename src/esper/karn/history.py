@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from esper.karn.replay import BadLine, LogItem
+from esper.karn.replay import BadLine, LogItem, PassedOver
 from esper.karn.view import ATTENTION, RunView, known
 from esper.leyline import (
     BatchSummary,
     EpisodeCompleted,
+    EpochCompleted,
     LoggedEvent,
     PPOUpdateCompleted,
     PPOUpdateMetrics,
@@ -38,7 +39,12 @@ class SeedTimeline:
     env: int
     episode: int
     slot_id: str
+    seed_id: str
+    blueprint: str
+    params: int
     spans: list[StageSpan] = field(default_factory=list)
+    contribution_pp: float | None = None
+    """As measured last, by the log of epochs or where it ended; None if it never was."""
 
     def enter(self, stage: str, epoch: int) -> None:
         self.extend(epoch)
@@ -52,7 +58,10 @@ class SeedTimeline:
 
 @dataclass(slots=True, kw_only=True)
 class RunHistory:
-    """Everything a report shows, read by `read_history`. Rounds, updates and episodes come with their round's index."""
+    """Everything a report shows; `add` takes the items of a log in order.
+
+    Rounds, updates and episodes come with their round's index.
+    """
 
     view: RunView = field(default_factory=RunView)
     starts: list[RunStarted] = field(default_factory=list)
@@ -61,51 +70,79 @@ class RunHistory:
     episodes: list[tuple[int, EpisodeCompleted]] = field(default_factory=list)
     seeds: list[SeedTimeline] = field(default_factory=list)
     warnings: list[LoggedEvent] = field(default_factory=list)
+    planted: dict[int, dict[str, SeedTimeline]] = field(default_factory=dict)
+    """The seeds that are in a network now, fossils among them, by env and slot."""
+
+    def add(self, item: LogItem | PassedOver) -> None:
+        self.view.add(item)
+        if isinstance(item, PassedOver):  # moves of the seeds so far may be among these
+            self.seeds.clear()
+            self.planted.clear()
+        if isinstance(item, BadLine | PassedOver):
+            return
+        if item.severity in ATTENTION:
+            self.warnings.append(item)
+        match item.data:
+            case EpochCompleted() as data:
+                self._note_epoch(item, data)
+            case RunStarted() as data:
+                self.starts.append(data)
+            case BatchSummary() as data:
+                self.rounds.append((known(item.round), data))
+            case PPOUpdateCompleted() as data:
+                self.updates.append((known(item.round), data.metrics))
+            case EpisodeCompleted() as data:
+                self.episodes.append((known(item.round), data))
+                for seed in self.planted.pop(known(item.env), {}).values():
+                    seed.extend(data.num_epochs)
+            case SeedGerminated() as data:
+                self._plant(item, data)
+            case SeedStageChanged() as data:
+                self._move(item, data.slot_id, data.to_stage)
+            case SeedEnded() as data:
+                self._end(item, data)
+
+    def _note_epoch(self, event: LoggedEvent, data: EpochCompleted) -> None:
+        for slot_id, seed in self.planted.get(known(event.env), {}).items():
+            if seed.episode == event.episode:
+                seed.extend(known(event.epoch) + 1)
+            if slot_id in data.slots and data.slots[slot_id].contribution_pp is not None:
+                seed.contribution_pp = data.slots[slot_id].contribution_pp
+
+    def _plant(self, event: LoggedEvent, data: SeedGerminated) -> None:
+        born = SeedTimeline(
+            env=known(event.env),
+            episode=known(event.episode),
+            slot_id=data.slot_id,
+            seed_id=data.seed_id,
+            blueprint=data.blueprint,
+            params=data.params,
+        )
+        born.enter(SeedStage.GERMINATED.name, known(event.epoch))
+        self.seeds.append(born)
+        self.planted.setdefault(born.env, {})[born.slot_id] = born
+
+    def _move(self, event: LoggedEvent, slot_id: str, stage: str) -> SeedTimeline | None:
+        """The seed of a slot enters a stage; a slot that leaves an embargo has none."""
+        seed = self.planted.get(known(event.env), {}).get(slot_id)
+        if seed is not None:
+            seed.enter(stage, known(event.epoch))
+        return seed
+
+    def _end(self, event: LoggedEvent, data: SeedEnded) -> None:
+        fossil = event.type is TelemetryEventType.SEED_FOSSILIZED
+        seed = self._move(event, data.slot_id, (SeedStage.FOSSILIZED if fossil else SeedStage.PRUNED).name)
+        if seed is None:
+            return
+        if data.contribution_pp is not None:
+            seed.contribution_pp = data.contribution_pp
+        if not fossil:
+            del self.planted[seed.env][seed.slot_id]
 
 
 def read_history(items: Iterable[LogItem]) -> RunHistory:
     """Reads a run from its first event to its last."""
     history = RunHistory()
-    planted: dict[tuple[int, str], SeedTimeline] = {}
     for item in items:
-        history.view.add(item)
-        if isinstance(item, BadLine):
-            continue
-        if item.severity in ATTENTION:
-            history.warnings.append(item)
-        _add(history, planted, item)
-    for seed in planted.values():  # of an episode that is going on, or was cut off: they are at its newest epoch
-        now = history.view.epochs.get(seed.env)
-        if now is not None and now.event.episode == seed.episode:
-            seed.extend(known(now.event.epoch) + 1)
+        history.add(item)
     return history
-
-
-def _add(history: RunHistory, planted: dict[tuple[int, str], SeedTimeline], event: LoggedEvent) -> None:
-    """Takes one event. `planted` are the seeds in a network, fossils among them, by env and slot."""
-    match event.data:
-        case RunStarted() as data:
-            history.starts.append(data)
-        case BatchSummary() as data:
-            history.rounds.append((known(event.round), data))
-        case PPOUpdateCompleted() as data:
-            history.updates.append((known(event.round), data.metrics))
-        case EpisodeCompleted() as data:
-            history.episodes.append((known(event.round), data))
-            for key in [key for key in planted if key[0] == event.env]:
-                planted.pop(key).extend(data.num_epochs)
-        case SeedGerminated() as data:
-            born = SeedTimeline(env=known(event.env), episode=known(event.episode), slot_id=data.slot_id)
-            born.enter(SeedStage.GERMINATED.name, known(event.epoch))
-            history.seeds.append(born)
-            planted[born.env, born.slot_id] = born
-        case SeedStageChanged() as data:
-            seed = planted.get((known(event.env), data.slot_id))
-            if seed is not None:  # a slot that leaves an embargo has none
-                seed.enter(data.to_stage, known(event.epoch))
-        case SeedEnded() as data:
-            fossil = event.type is TelemetryEventType.SEED_FOSSILIZED
-            key = (known(event.env), data.slot_id)
-            seed = planted.get(key) if fossil else planted.pop(key, None)
-            if seed is not None:
-                seed.enter((SeedStage.FOSSILIZED if fossil else SeedStage.PRUNED).name, known(event.epoch))

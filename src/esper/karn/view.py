@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from esper.karn.replay import BadLine, LogItem
+from esper.karn.replay import BadLine, LogItem, PassedOver
 from esper.leyline import (
     ActionTaken,
     AnomalyDetected,
@@ -75,6 +75,8 @@ class RunView:
     last_wall: float | None = None
     last_seq: int | None = None
     num_events: int = 0
+    num_passed_over: int = 0
+    """Of these, events about single steps of a long past, which were counted and not looked at."""
     num_missing: int = 0
     """Sequence numbers that no line has."""
     num_dropped: int = 0
@@ -121,17 +123,22 @@ class RunView:
     save_failure: Cited[CheckpointRecorded] | None = None
     """The newest failed save, until one succeeds again."""
 
-    def add(self, item: LogItem) -> None:
+    def add(self, item: LogItem | PassedOver) -> None:
         if isinstance(item, BadLine):
             self.num_bad += 1
             self.first_bad = self.first_bad or item
             return
+        self.num_missing += max(item.seq - (0 if self.last_seq is None else self.last_seq + 1), 0)
+        if isinstance(item, PassedOver):
+            self.num_events += item.last_seq + 1 - item.seq
+            self.num_passed_over += item.last_seq + 1 - item.seq
+            self.last_seq = item.last_seq
+            return
+        self.num_events += 1
+        self.last_seq = item.seq
         self.run, self.group, self.attempt = item.run, item.group, item.attempt
         self.first_wall = item.wall if self.first_wall is None else self.first_wall
         self.last_wall = item.wall
-        self.num_events += 1
-        self.num_missing += max(item.seq - (0 if self.last_seq is None else self.last_seq + 1), 0)
-        self.last_seq = item.seq
         if item.severity in ATTENTION:
             self.warnings.append(item)
         self._apply(item)

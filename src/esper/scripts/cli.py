@@ -36,6 +36,7 @@ from esper.scripts.study import study_command
 from esper.scripts.tasks import tasks_command
 from esper.scripts.terminal import print_stderr
 from esper.scripts.train import train_command
+from esper.scripts.watch import watch_command
 
 # Commands import torch when they run, not before, so that help and errors come at once.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -46,6 +47,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "tasks": tasks_command,
     "sandbox": sandbox_command,
     "status": status_command,
+    "watch": watch_command,
     "query": query_command,
     "report": report_command,
     "export": export_command,

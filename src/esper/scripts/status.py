@@ -82,10 +82,10 @@ def _watch(run: Path, *, wait: bool) -> Iterator[tuple[RunView, Diagnoses]]:
     """
     from esper.karn.diagnosis import diagnose
     from esper.karn.process import read_heartbeat
-    from esper.karn.replay import Follower, find_run
+    from esper.karn.replay import RECENT_BYTES, Follower, find_run
     from esper.karn.view import RunView
 
-    follower, view = Follower(find_run(run)), RunView()
+    follower, view = Follower(find_run(run), RECENT_BYTES), RunView()
     waiting_since: float | None = None
     while True:
         batch = follower.poll()

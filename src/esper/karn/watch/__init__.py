@@ -1,0 +1,1 @@
+"""`esper watch`: a run in the terminal. Needs the extra `watch` (Textual)."""
