@@ -16,7 +16,17 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_inputs import OP
 from esper.simic.client import FrozenPolicy, SimicClient, network_shape
 from tests.fakes import seeds
-from tests.simic.agent.rounds import SMALL, growth, learn, play_round, same_bits, small_agent, small_world, weights
+from tests.simic.agent.rounds import (
+    SMALL,
+    evaluate,
+    growth,
+    learn,
+    play_round,
+    same_bits,
+    small_agent,
+    small_world,
+    weights,
+)
 
 SPEC = small_world()
 
@@ -84,7 +94,7 @@ def test_a_learner_begins_every_round_without_a_memory_and_counts_its_rewards_on
         play_episodes(SPEC, learner, growth, seeds(4, episode))
         assert learner.buffer is not None
         rollout = learner.buffer.rollout()
-        choice, values_B = agent.evaluate(rollout.inputs, rollout.actions_TNH)
+        choice, values_B = evaluate(agent, rollout.inputs, rollout.actions_TNH)
         assert torch.allclose(choice.log_probs_BH, rollout.log_probs_TNH.flatten(0, 1), atol=1e-5)
         assert torch.allclose(values_B, rollout.values_TN.flatten(), atol=1e-5)
         assert not column(learner, "val_loss_delta_measured")[0].any()

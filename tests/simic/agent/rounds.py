@@ -12,7 +12,9 @@ from esper.evidence.sandboxes import Reward
 from esper.leyline import ActionOutcome, EpochReport
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.sampling import Choice, choose
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.tamiyo_inputs import TamiyoInputs
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import SimicClient, network_shape
 from esper.simic.training.runner import run_ppo_updates
@@ -44,6 +46,14 @@ def lived_buffer(agent: PPOAgent, spec: SimulationSpec, **round_: int) -> Tamiyo
     buffer = play_round(agent, spec, **round_).buffer  # type: ignore[arg-type]
     assert buffer is not None
     return buffer
+
+
+@torch.no_grad()
+def evaluate(agent: PPOAgent, inputs: TamiyoInputs, actions_TNH: Tensor) -> tuple[Choice, Tensor]:
+    """What the present policy thinks of actions taken: their distribution, and the values of their states."""
+    forward = agent.network(agent._with_memory(inputs))
+    choice = choose(forward.logits_fn, forward.masks, agent.exploration, actions_BH=actions_TNH.flatten(0, 1))
+    return choice, agent.network.value.denormalize(forward.values_B)
 
 
 def learn(learner: SimicClient) -> PPOUpdateMetrics:

@@ -20,7 +20,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_update import Losses, UpdateSettings, _head_weights, compute_losses, run_epochs
 from esper.simic.agent.sampling import Exploration
 from esper.simic.agent.tamiyo_inputs import OP
-from tests.simic.agent.rounds import learn_from, lived_buffer, play_round, small_agent, small_world
+from tests.simic.agent.rounds import evaluate, learn_from, lived_buffer, play_round, small_agent, small_world
 
 # ---- a policy that is a table: one step of two envs, two heads of two choices
 
@@ -304,7 +304,7 @@ def test_the_first_policy_is_the_prior_over_what_is_legal_and_is_not_pulled_away
     prior = (0.5, -1.0, 2.0, -2.0, 1.0)
     agent = small_agent(SPEC, op_prior=prior)
     rollout = lived_buffer(agent, SPEC, envs=8).rollout()
-    choice, _ = agent.evaluate(rollout.inputs, rollout.actions_TNH)
+    choice, _ = evaluate(agent, rollout.inputs, rollout.actions_TNH)
     ops = choice.distributions[OP]
     expected = torch.tensor(prior).expand_as(ops.log_policy_BC).masked_fill(~ops.legal_BC, -torch.inf).softmax(dim=-1)
     assert int(ops.num_legal_B.max()) >= 3

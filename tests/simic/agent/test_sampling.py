@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.leyline import HEAD_NAMES, HEADS, OPS, NumericFailure
 from esper.simic.agent.sampling import Choice, Exploration, choose
 from esper.simic.agent.tamiyo_inputs import OP, Observation, one_step
-from tests.simic.agent.rounds import lived_buffer, small_agent, small_world
+from tests.simic.agent.rounds import evaluate, lived_buffer, small_agent, small_world
 
 ALMOST_ONE = 1.0 - 2.0**-24
 
@@ -143,7 +143,7 @@ def test_heads_an_op_does_not_use_say_exactly_nothing() -> None:
     assert (rollout.log_probs_TNH[silent_TNH] == 0.0).all()
     assert (rollout.log_probs_TNH[~silent_TNH] < 0.0).all()
     assert (rollout.actions_TNH[~relevant_TNH] == 0).all()
-    choice, _ = agent.evaluate(rollout.inputs, rollout.actions_TNH)
+    choice, _ = evaluate(agent, rollout.inputs, rollout.actions_TNH)
     assert (choice.entropies_BH[silent_TNH.flatten(0, 1)] == 0.0).all()
     assert (choice.entropies_BH[~silent_TNH.flatten(0, 1)] > 0.0).all()
     assert all((~silent_TNH)[..., head].any() for head in range(len(HEADS)))
@@ -162,7 +162,7 @@ def test_sample_and_evaluate_agree_bit_for_bit_on_the_same_inputs() -> None:
         generator = torch.Generator().manual_seed(step)
         uniforms_NH = torch.rand(seen.obs_ND.shape[0], len(HEAD_NAMES), generator=generator)
         decision = agent.act(seen, rollout.inputs.cards, memory, uniforms_NH)
-        choice, values = agent.evaluate(one_step(seen, rollout.inputs.cards, memory), decision.choice.actions_BH[None])
+        choice, values = evaluate(agent, one_step(seen, rollout.inputs.cards, memory), decision.choice.actions_BH[None])
         assert torch.equal(choice.log_probs_BH, decision.choice.log_probs_BH)
         assert torch.equal(choice.entropies_BH, decision.choice.entropies_BH)
         assert torch.equal(values, decision.values_N)
@@ -173,7 +173,7 @@ def test_a_whole_sequence_evaluates_to_what_was_sampled_step_by_step() -> None:
     spec = small_world()
     agent = small_agent(spec)
     rollout = lived_buffer(agent, spec, envs=8).rollout()
-    choice, values_B = agent.evaluate(rollout.inputs, rollout.actions_TNH)
+    choice, values_B = evaluate(agent, rollout.inputs, rollout.actions_TNH)
     assert torch.allclose(choice.log_probs_BH, rollout.log_probs_TNH.flatten(0, 1), atol=1e-5)
     assert torch.allclose(values_B, rollout.values_TN.flatten(), atol=1e-5)
     assert torch.equal(choice.usable_BH, rollout.usable_TNH.flatten(0, 1))

@@ -18,7 +18,7 @@ from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.ppo_update import compute_losses, env_minibatches
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer, _tensors
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
-from tests.simic.agent.rounds import learn_from, lived_buffer, same_bits, small_agent, small_world, weights
+from tests.simic.agent.rounds import evaluate, learn_from, lived_buffer, same_bits, small_agent, small_world, weights
 
 
 @given(st.integers(1, 40), st.integers(1, 10), st.integers(0, 2**31))
@@ -176,7 +176,7 @@ def _germinate_all(agent: PPOAgent, moment: Observation, cards: Cards) -> Policy
     num_envs, num_slots, num_blueprints = moment.masks.blueprint_NSP.shape
     columns = [torch.arange(num_envs) % size for size in (num_slots, num_blueprints, len(BLENDS))]
     actions_NH = torch.stack([*columns, torch.full((num_envs,), int(LifecycleOp.GERMINATE))], dim=1)
-    choice, _ = agent.evaluate(one_step(moment, cards, None), actions_NH[None])
+    choice, _ = evaluate(agent, one_step(moment, cards, None), actions_NH[None])
     return replace(decision, choice=choice)
 
 

@@ -62,15 +62,6 @@ def test_modes_that_pay_for_commits_need_a_reference_curve(mode: str) -> None:
         check_mode(mode, CONFIG)
 
 
-def test_modes_say_whether_fossils_must_be_measured() -> None:
-    assert [name for name in MODES if MODES[name].needs_fossil_contributions] == [
-        "shaped",
-        "basic",
-        "basic_plus",
-        "escrow",
-    ]
-
-
 def test_an_unknown_mode_is_answered_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'dense'.*shaped.*escrow"):
         get_mode("dense")

@@ -100,14 +100,6 @@ class PPOAgent:
         return PolicyOutput(choice=choice, values_N=values_N, state=forward.state)
 
     @torch.no_grad()
-    def evaluate(self, inputs: TamiyoInputs, actions_TNH: Tensor) -> tuple[Choice, Tensor]:
-        """What the present policy thinks of actions taken: their distribution, and the values of their states."""
-        forward = self.network(self._with_memory(inputs))
-        actions_BH = actions_TNH.flatten(0, 1)
-        choice = choose(forward.logits_fn, forward.masks, self.exploration, actions_BH=actions_BH)
-        return choice, self.network.value.denormalize(forward.values_B)
-
-    @torch.no_grad()
     def deviations(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """How far an observation is from the usual, in standard deviations under the statistics in force.
 

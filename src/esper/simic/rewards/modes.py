@@ -41,8 +41,6 @@ class RewardMode:
     terms: tuple[Term, ...]
     needs_reference: bool
     """True where a calibrated curve of a waiting host is required."""
-    needs_fossil_contributions: bool
-    """True where validation must measure fossils as players too."""
 
 
 TERMINAL = Term(name="terminal", kind=TermKind.OUTCOME, compute=terms.terminal)
@@ -57,7 +55,6 @@ COMMIT_NOW = Term(name="commit", kind=TermKind.PRICED, compute=partial(terms.com
 DRIP = Term(name="drip", kind=TermKind.PRICED, compute=partial(terms.drip, now_share=PLUS_NOW_SHARE))
 ROLLBACK = Term(name="rollback", kind=TermKind.OUTCOME, compute=terms.rollback)
 
-_LEDGER_TERMS = frozenset({"credit", "commit", "drip"})
 _REFERENCE_TERMS = frozenset({"commit", "drip"})
 
 
@@ -68,7 +65,6 @@ def _mode(name: str, description: str, *chosen: Term) -> RewardMode:
         description=description,
         terms=(*chosen, ROLLBACK),
         needs_reference=bool(names & _REFERENCE_TERMS),
-        needs_fossil_contributions=bool(names & _LEDGER_TERMS),
     )
 
 
