@@ -16,7 +16,7 @@ from esper.karn import charts
 from esper.karn.console import clean_lines, describe, figure
 from esper.karn.diagnosis import RunCondition, diagnose
 from esper.karn.history import RunHistory, read_history
-from esper.karn.integrity import Integrity, check_run
+from esper.karn.integrity import check_run
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
 from esper.leyline import Severity
@@ -25,46 +25,29 @@ from esper.leyline.rundir import CONFIG_FILE
 
 MAX_CONFIG_BYTES = 1_000_000
 MAX_WARNINGS = 300
-MAX_PROBLEMS_SHOWN = 30
 
 
 def make_report(run_dir: Path, wall: float) -> str:
     """The report of a run as HTML, as of a time in Unix seconds."""
     history, checked = read_history(replay(run_dir)), check_run(run_dir)
-    view, heartbeat = history.view, read_heartbeat(run_dir, wall)
-    verdict, *others = diagnose(view, heartbeat, wall, run_dir=run_dir, problems=checked.damage)
+    verdict, *others = diagnose(
+        history.view, read_heartbeat(run_dir, wall), wall, run_dir=run_dir, problems=checked.damage
+    )
     if verdict.state is RunCondition.COMPLETED:  # elsewhere it advises to make a report
         verdict = replace(verdict, next="read on; nothing needs to be done")
     return _render(
-        title=f"Run {view.run or run_dir.name}",
-        subtitle=_subtitle(history),
+        name=run_dir.name,
+        history=history,
+        max_warnings=MAX_WARNINGS,
+        view=history.view,
+        begun=history.starts[-1] if history.starts else None,
+        checked=checked,
         verdict=verdict,
         others=[other for other in others if other.severity is not Severity.INFO],
-        outcome=list(_outcome(history)),
-        charts={
-            "learning": _picture(charts.learning_chart(history)),
-            "outcome": _picture(charts.outcome_chart(history)),
-            "timeline": _picture(charts.timeline_chart(history)),
-            "policy": _picture(charts.policy_chart(history)),
-        },
-        timeline_note=f"Stages of the seeds in the newest {charts.MAX_TIMELINE_EPISODES} episodes, at most "
-        f"{charts.MAX_TIMELINE_ROWS} slots. Thin lines part episodes, a cross is a prune.",
-        blueprints=list(_blueprints(history)),
-        warnings=[(event, describe(event.data)) for event in history.warnings[-MAX_WARNINGS:]],
-        num_warnings=len(history.warnings),
-        integrity_class="sev-error" if checked.damage else "sev-info" if checked.complete else "sev-warning",
-        integrity_words=_whole(checked),
-        integrity=list(_integrity(checked)),
-        problems=checked.problems[:MAX_PROBLEMS_SHOWN],
+        charts=charts,
         provenance=list(_provenance(history)),
         config=_config(run_dir),
     )
-
-
-def _whole(checked: Integrity) -> str:
-    if checked.damage:
-        return "The record is NOT whole."
-    return "The record is whole." if checked.complete else "Nothing is damaged, but the run has no end marker yet."
 
 
 def _config(run_dir: Path) -> str | None:
@@ -85,6 +68,7 @@ def _render(**values: object) -> str:
     page = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
     # Everything in a log is text of unknown origin, so everything is escaped, and nothing turns lines around.
     world = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=_printable)
+    world.filters |= {"picture": _picture, "measured": _measured, "utc": _utc, "words": describe}
     return world.from_string(page).render(values)
 
 
@@ -98,51 +82,12 @@ def _picture(svg: str | None) -> str | None:
     return None if svg is None else "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
 
 
-def _subtitle(history: RunHistory) -> str:
-    view = history.view
-    if not history.starts or view.first_wall is None or view.last_wall is None:
-        return "The log has no beginning."
-    begun = history.starts[-1]
-    first, last = (time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(wall)) for wall in (view.first_wall, view.last_wall))
-    return (
-        f"{begun.task}, controller {begun.controller}, seed {begun.run_seed}, group {view.group}; {first} to {last} UTC"
-    )
-
-
-def _outcome(history: RunHistory) -> Iterator[tuple[str, str]]:
-    view = history.view
-    ended, last = view.ended, view.last_round
-    yield "status", "no end marker" if ended is None else ended.data.status
-    yield "rounds", str(len(history.rounds)) + (f" of {history.starts[-1].num_rounds}" if history.starts else "")
-    yield "episodes", str(len(history.episodes))
-    if ended is not None:
-        yield "best accuracy (best single host)", _measured(ended.data.best_accuracy_pct, " %")
-        yield "final accuracy (mean over envs)", _measured(ended.data.final_accuracy_pct, " %")
-        yield "time of the last attempt" if view.attempt else "time", f"{ended.data.wall_s:.0f} s"
-    if last is not None:
-        yield "committed accuracy, last round", _measured(last.data.committed_accuracy_pct, " %")
-        yield "parameters, last round", f"{last.data.params_ratio_mean:.2f} times the host's own"
-    yield "rollbacks", str(view.num_rollbacks)
-
-
-def _blueprints(history: RunHistory) -> Iterator[tuple[str, ...]]:
-    for name, grown in sorted(history.view.blueprints.items()):
-        alive = grown.num_germinated - grown.num_fossilized - grown.num_pruned
-        counts = (grown.num_germinated, grown.num_fossilized, grown.num_pruned, alive)
-        yield (name, *map(str, counts), _measured(grown.mean_contribution_pp))
-
-
 def _measured(value: float | None, unit: str = "") -> str:
     return figure(value, ".2f", unit, missing="not measured")
 
 
-def _integrity(checked: Integrity) -> Iterator[tuple[str, str]]:
-    yield "lines", f"{checked.num_lines:,}"
-    yield "damaged lines", f"{checked.num_malformed:,}"
-    yield "written again after a resume", f"{checked.num_superseded:,}"
-    yield "missing events", f"{checked.num_missing_seq:,}, of which {checked.num_dropped:,} reported as dropped"
-    yield "bytes of torn lines", f"{checked.torn_tail_bytes:,}"
-    yield "end marker", "yes" if checked.has_end else "no"
+def _utc(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(wall))
 
 
 def _provenance(history: RunHistory) -> Iterator[tuple[str, str]]:
