@@ -16,7 +16,13 @@ import yaml
 import esper
 
 ROOT = Path(__file__).parents[1]
-DATA = ("esper/py.typed", "esper/karn/report.html.j2", "esper/runtime/data/digits.npz", "esper/runtime/data/digits.txt")
+DATA = (
+    "esper/py.typed",
+    "esper/evidence/report.md.j2",
+    "esper/karn/report.html.j2",
+    "esper/runtime/data/digits.npz",
+    "esper/runtime/data/digits.txt",
+)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pandas as pd
 from rich import box
 from rich.table import Table
@@ -20,18 +21,13 @@ from esper.evidence import limits
 from esper.evidence.arms import ARMS, SAMPLED
 from esper.evidence.claims import ClaimVerdict, judge_claims
 from esper.evidence.figures import PICTURES, draw_figures, figure_tables
-from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest, EvaluationSession
+from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest
 from esper.evidence.results import CURVES, KEY, OK, RESULTS, TOPOLOGIES, read_curves, read_results, read_topologies
 from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
 from esper.evidence.summary import FIGURES, ArmPair, Summary, expected_runs, summarise
 from esper.leyline import record
 
 GROWTH_OPS = ("germinate", "advance", "prune", "fossilize")
-PROTOCOL = """\
-All arms of a pair share run seed, initial weights (where shapes agree), batches, batch size, augmentation, optimizer,
-learning rate schedule, number of epochs and parameter budget. What counts is the committed network (host and kept
-seeds) after the last epoch, never the best epoch. Differences are paired by run seed. A failed run keeps its place in
-its pair."""
 
 
 @record
@@ -62,10 +58,16 @@ def publish(source: Path, out: Path) -> Published:
     for name, table in tables.items():
         table.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
     drawn = draw_figures(out, manifest, rows, tables)
-    figures = f"{', '.join(PICTURES)}; " if drawn else "Not drawn: pip install 'esper-growth[plots]'. "
-    figures += f"what they show is also in {', '.join(f'{name}.csv' for name in tables)}."
     (out / "summary.json").write_text(summary_json(manifest, summary, verdicts), encoding="utf-8")
-    (out / "report.md").write_text(report_md(manifest, summary, verdicts, rows, figures), encoding="utf-8")
+    report = _report(
+        manifest,
+        summary,
+        rows,
+        verdicts=verdicts,
+        pictures=PICTURES if drawn else (),
+        tables=[f"{name}.csv" for name in tables],
+    )
+    (out / "report.md").write_text(report, encoding="utf-8")
     return Published(manifest=manifest, summary=summary, verdicts=verdicts, drawn=drawn)
 
 
@@ -200,111 +202,49 @@ def _pair_json(pair: ArmPair) -> dict[str, Any]:
     return {"first": pair.first, "second": pair.second, **asdict(pair.difference), "holm_p": pair.holm_p}
 
 
-def report_md(
-    manifest: EvaluationManifest,
-    summary: Summary,
-    verdicts: Sequence[ClaimVerdict],
-    rows: pd.DataFrame,
-    figures: str,
-) -> str:
-    """report.md; `figures` is a line about the figures."""
-    names = ["arm", "rule", "parameters of the rule", "ops per run: G/A/P/F", "rollbacks"]
-    parts = [
-        f"# {manifest.task}: {manifest.description}",
-        *_facts(manifest, rows),
-        "## Arms",
-        _table(header(manifest), cells(manifest, summary)),
-        _reading(manifest),
-        "## Claims",
-        "\n".join(f"- {verdict_line(verdict)}" for verdict in verdicts) or "None: arms are put side by side.",
-        *_checks("## Learning checks", manifest.learning_checks),
-        *_checks("## Controls", manifest.controls),
-        "## Arms in detail",
-        _table(names, [_detail(manifest, arm, mean) for arm, mean in summary.means.iterrows()]),
-        *_policies(manifest),
-        "## Protocol",
-        PROTOCOL,
-        "## Notes and deviations",
-        "\n".join(f"- {note}" for note in _notes(manifest, summary, rows)) or "None.",
-        "## Figures",
-        figures,
-        "## Made by",
-        "\n".join(f"- `{' '.join(session.argv)}`, {_when(session)}" for session in manifest.sessions),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _facts(manifest: EvaluationManifest, rows: pd.DataFrame) -> Iterator[str]:
-    budget = "no parameter budget" if manifest.budget is None else f"at most {manifest.budget:,} parameters"
-    openings = "an unknown number of times" if manifest.test_openings is None else f"{manifest.test_openings} times"
-    yield (
-        f"{manifest.horizon} epochs, {budget}, host of {manifest.host_params:,} parameters, run seeds "
-        f"{manifest.run_seeds[0]} to {manifest.run_seeds[-1]} ({len(manifest.run_seeds)} pairs)."
+def _report(manifest: EvaluationManifest, summary: Summary, rows: pd.DataFrame, **values: object) -> str:
+    """report.md: its words are in the template."""
+    page = Path(__file__).with_name("report.md.j2").read_text(encoding="utf-8")
+    world = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    world.filters |= {"plain": _plain, "line": verdict_line, "result": _result}
+    names = list(dict.fromkeys(name for policy in manifest.policies for name in policy))
+    return world.from_string(page).render(
+        manifest=manifest,
+        summary=summary,
+        limits=limits,
+        level=f"{LEVEL:.0%}",
+        resamples=f"{RESAMPLES:,}",
+        hours=sum(rows["run_s"].tolist()) / 3600,
+        header=header(manifest),
+        cells=cells(manifest, summary),
+        details=[_detail(manifest, arm, mean) for arm, mean in summary.means.iterrows()],
+        policy_facts=names,
+        policies=[[_cell(policy.get(name)) for name in names] for policy in manifest.policies],
+        unmatched_rates=list(_unmatched_rates(summary)) if manifest.policies else (),
+        failed=list(rows[rows["status"] != OK].itertuples()),
+        **values,
     )
-    yield (
-        f"Data: {manifest.data}, sha256 `{manifest.data_sha256[:16]}`; {manifest.num_test:,} test rows, sha256 "
-        f"`{manifest.test_sha256[:16]}`, opened {openings} on this machine up to now. Intervals are about run seeds; "
-        "the test rows are these."
-    )
-    packages, places = (
-        ", ".join(f"{name} {value}" for name, value in found.items()) for found in (manifest.versions, manifest.machine)
-    )
-    hours = sum(rows["run_s"].tolist()) / 3600
-    yield f"Code {manifest.code}; {packages}; {places}. All runs together took {hours:.2f} hours of one thread."
 
 
-def _reading(manifest: EvaluationManifest) -> str:
-    words = "Mean ± standard deviation over runs. Seconds: one thread, per run."
-    if len(manifest.run_seeds) >= limits.MIN_PAIRS:
-        return (
-            f"{words} Brackets: {LEVEL:.0%} interval of the mean difference, studentised bootstrap with {RESAMPLES:,} "
-            "resamples. p: sign-flip test, Holm-adjusted over the column. W/T/L: pairs won, tied, lost."
-        )
-    return f"{words} With fewer than {limits.MIN_PAIRS} pairs no interval is given. W/T/L: pairs won, tied, lost."
-
-
-def _checks(title: str, checks: Sequence[CheckResult]) -> Iterator[str]:
-    if not checks:
-        return
+def _result(check: CheckResult) -> list[str]:
     words = {True: "passed", False: "FAILED", None: "not checked"}
-    yield title
-    yield _table(["check", "result", "found", "limit"], [[c.name, words[c.passed], c.found, c.limit] for c in checks])
+    return [check.name, words[check.passed], check.found, check.limit]
 
 
 def _detail(manifest: EvaluationManifest, arm: str, mean: pd.Series) -> list[str]:
     ops = "/".join(f"{mean[f'num_{op}']:.1f}" for op in GROWTH_OPS)
-    return [arm, ARMS[arm].description, _plain(manifest.settings.get(arm, {})), ops, f"{mean['num_rollbacks']:.2f}"]
+    settings = _plain(manifest.settings.get(arm, {})) or "defaults"
+    return [arm, ARMS[arm].description, settings, ops, f"{mean['num_rollbacks']:.2f}"]
 
 
 def _plain(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items()) or "defaults"
-
-
-def _policies(manifest: EvaluationManifest) -> Iterator[str]:
-    if manifest.policies:
-        yield "## Policies and what they cost"
-        names = list(dict.fromkeys(name for policy in manifest.policies for name in policy))
-        yield _table(names, [[_cell(policy.get(name)) for name in names] for policy in manifest.policies])
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return "not known"
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
-
-
-def _notes(manifest: EvaluationManifest, summary: Summary, rows: pd.DataFrame) -> Iterator[str]:
-    yield from manifest.notes
-    if manifest.tuning is None:
-        yield "Fixed arms ran with their defaults; nothing was tuned."
-    else:
-        yield f"Fixed arms were tuned on controller-validation: {_plain(manifest.tuning)}."
-    if manifest.policies:
-        yield from _unmatched_rates(summary)
-    if summary.missing:
-        yield f"{len(summary.missing)} runs are missing; their arms are in no comparison."
-    for row in rows[rows["status"] != OK].itertuples():
-        yield f"{row.arm}, run seed {row.run_seed}: {row.status}."
 
 
 def _unmatched_rates(summary: Summary) -> Iterator[str]:
@@ -314,13 +254,3 @@ def _unmatched_rates(summary: Summary) -> Iterator[str]:
         if found is not None and wanted is not None and abs(found - wanted) > limits.MAX_RATE_GAP * wanted:
             gap = f"more than {limits.MAX_RATE_GAP:.0%} apart"
             yield f"random has {found:.2f} {op} per run, ppo_sampled {wanted:.2f}: {gap}."
-
-
-def _when(session: EvaluationSession) -> str:
-    end = "interrupted" if session.ended is None else f"to {session.ended}"
-    return f"from {session.started} {end}" + ("" if session.opened_test else ", test split not opened")
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(names) + " |", "|" + "|".join(["---"] * len(names)) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)])
