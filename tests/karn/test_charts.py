@@ -125,3 +125,15 @@ def test_every_curve_of_the_policy_is_what_it_is_called(log: LogWriter, draw: Dr
         "largest": [(6, 0.9)],
         "clipped at": [(6, 0.5)],
     }
+
+
+def test_figures_that_no_axis_can_hold_are_gaps(log: LogWriter, tmp_path: Path) -> None:
+    for number, value in enumerate((1e308, -1e308, 1.0)):
+        figures = {"return_mean": value, "return_std": abs(value), "accuracy_mean_pct": value}
+        log.emit(T.ROUND_COMPLETED, round_completed(**figures), round=number)
+        episode = episode_completed(params_ratio=value, final_accuracy_pct=-value, final_loss=value)
+        log.emit(T.EPISODE_COMPLETED, episode, round=number, env=0, episode=number, epoch=2)
+        log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(target_kl=value), round=number)
+    history = read_history(replay(tmp_path))
+    for chart in (charts.learning_chart, charts.outcome_chart, charts.policy_chart):
+        assert "<svg" in (chart(history) or "")

@@ -17,7 +17,7 @@ from esper.scripts.cli import main
 from tests.karn.logs import every_type, seal, write_round
 
 NUM_CASES = int(os.environ.get("ESPER_DAMAGED_LOGS", "500"))
-MAX_S = 120
+MAX_S = 300
 Lines = list[bytes]
 
 

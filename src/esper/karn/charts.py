@@ -32,6 +32,7 @@ WIDTH = 9.0
 ROUND, EPOCHS = "round", "epochs of the env since the run began"
 COUNTS = (ROUND, EPOCHS)
 """Axes on which there is nothing between two whole numbers."""
+MAX_DRAWN = 1e100
 MAX_TIMELINE_ROWS = 12
 MAX_TIMELINE_EPISODES = 12
 
@@ -87,7 +88,9 @@ def outcome_chart(history: RunHistory) -> str | None:
 
     axes = figure.subplots()
     ratios, accuracies, rounds = zip(*points, strict=True)
-    dots = axes.scatter(ratios, accuracies, c=rounds, cmap="viridis", s=24, alpha=0.8, linewidth=0)
+    dots = axes.scatter(
+        _drawable(ratios), _drawable(accuracies), c=rounds, cmap="viridis", s=24, alpha=0.8, linewidth=0
+    )
     axes.set(xlabel="parameters, times the host's own", ylabel="final validation accuracy (%)")
     figure.colorbar(dots, ax=axes, label=ROUND, ticks=MaxNLocator(integer=True, min_n_ticks=1))
     return _svg(figure)
@@ -162,13 +165,18 @@ def policy_chart(history: RunHistory) -> str | None:
 def _band(axes: Any, x: Sequence[int], low: Sequence[float], high: Sequence[float], color: str, label: str) -> None:
     """The range around a curve; that of a single round has no width, so its edge is drawn."""
     edge = 6.0 if len(x) == 1 else 0.0
-    axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=edge, label=label)
+    axes.fill_between(x, _drawable(low), _drawable(high), color=color, alpha=0.15, linewidth=edge, label=label)
 
 
 def _line(axes: Any, x: Sequence[int], values: Iterable[float | None], color: str, label: str) -> None:
     """One curve; what was not measured is a gap, and a single point is still seen."""
-    y = [float("nan") if value is None else value for value in values]
+    y = _drawable(values)
     axes.plot(x, y, color=color, label=clean(label), linewidth=1.4, marker="." if len(y) < 30 else None, markersize=4)
+
+
+def _drawable(values: Iterable[float | None]) -> list[float]:
+    """Gaps for what was not measured, and for what only damage or divergence brings: no axis can be that long."""
+    return [float("nan") if value is None or abs(value) > MAX_DRAWN else value for value in values]
 
 
 def _figure(height: float) -> Figure:
