@@ -13,7 +13,7 @@ import pytest
 import esper.karn
 from esper.karn.diagnosis import ADVICE, Diagnosis, RunCondition, diagnose
 from esper.karn.history import read_history
-from esper.karn.process import Heartbeat, ProcessState
+from esper.karn.process import Heartbeat, ProcessState, UnreadableStatus
 from esper.karn.replay import replay
 from esper.leyline import THRESHOLDS, CudaMemory, RunStatus, Severity
 from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
@@ -125,6 +125,21 @@ def test_2_without_a_heartbeat_file_the_age_of_the_log_decides(log: LogWriter) -
     assert view.last_wall is not None
     assert diagnose(view, None, view.last_wall + STALE)[0].state is RunCondition.STEADY
     assert diagnose(view, None, view.last_wall + STALE + 1)[0].state is RunCondition.DIED
+    behind = diagnose(view, None, view.last_wall - 3600.0)[0]
+    assert behind.state is RunCondition.DIED, "a clock that was set back makes no dead run live"
+
+
+def test_a_heartbeat_that_cannot_be_read_is_said(log: LogWriter) -> None:
+    view, beat = read_view(replay(log.folder)), UnreadableStatus(reason="status.json is not a heartbeat: a link")
+    assert view.last_wall is not None
+    told, *_ = diagnose(view, beat, view.last_wall)
+    assert (told.state, told.why) == (RunCondition.WARNING, beat.reason)
+    died, told, *_ = diagnose(view, beat, view.last_wall + STALE + 1)
+    assert (died.state, told.why) == (RunCondition.DIED, beat.reason)
+    assert beat.reason in died.why
+    log.emit(T.RUN_ENDED, ended())
+    view = read_view(replay(log.folder))
+    assert beat.reason not in {one.why for one in diagnose(view, beat, WALL)}, "it no longer matters"
 
 
 def test_2_a_run_can_die_before_its_first_event(tmp_path: Path) -> None:

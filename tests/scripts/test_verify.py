@@ -97,3 +97,32 @@ def test_a_run_that_is_not_over_is_not_sound(tmp_path: Path, capsys: pytest.Capt
     write_attempt(tmp_path, finish=False)
     assert verify(str(tmp_path)) == 1
     assert "no end marker" in capsys.readouterr().out
+
+
+def test_a_log_that_does_not_reach_its_checkpoints_is_not_sound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1", "--checkpoint-s", "0"]
+    run = tmp_path / "a"
+    main(["train", "ppo", *flags, "--rounds", "1", "--runs", str(tmp_path), "--run-id", "a"])
+    main(["train", "--resume", str(run), "--rounds", "2", "--level", "off"])
+    main(["train", "--resume", str(run), "--rounds", "3", "--level", "normal"])
+    assert verify(str(run)) == 0, "a session without a log is none that lost it"
+    last = event_files(run)[-1]
+    last.path.unlink()
+    last.checksum_path.unlink()
+    capsys.readouterr()
+    assert verify(str(run)) == 1
+    told = capsys.readouterr().out
+    assert "ckpt-00000003 counts events up to seq" in told
+    assert "but the log of attempt 1 is missing or empty" in told
+    assert "ckpt-00000001" not in told
+    assert "ckpt-00000002" not in told
+
+
+def test_a_status_that_cannot_be_read_is_named_and_no_fault_of_the_record(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "status.json").write_text("{")
+    assert verify(str(run)) == 0
+    assert "status.json is not a heartbeat" in capsys.readouterr().out

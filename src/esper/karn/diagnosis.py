@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeGuard
 
-from esper.karn.process import Heartbeat, ProcessState
+from esper.karn.process import Heartbeat, ProcessState, UnreadableStatus
 from esper.karn.view import Cited, RunView, known
 from esper.leyline import THRESHOLDS, AnomalyDetected, Severity, record
 from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
@@ -63,7 +63,7 @@ class Diagnosis:
 
 def diagnose(
     view: RunView,
-    heartbeat: Heartbeat | None,
+    heartbeat: Heartbeat | UnreadableStatus | None,
     wall: float,
     *,
     run_dir: Path | None = None,
@@ -82,6 +82,7 @@ def diagnose(
         *_failed(view),
         *_died(view, heartbeat, wall),
         *_evidence_broken(view, heartbeat, problems),
+        *_unreadable_status(view, heartbeat),
         *_ended(view),
         *_stalled(view, heartbeat),
         *_broken_update(view),
@@ -157,13 +158,14 @@ def _failed(view: RunView) -> Iterator[Diagnosis]:
         )
 
 
-def _died(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[Diagnosis]:
+def _died(view: RunView, heartbeat: Heartbeat | UnreadableStatus | None, wall: float) -> Iterator[Diagnosis]:
     if view.ended is not None or _is_alive(heartbeat):
         return
-    if heartbeat is not None:
+    if isinstance(heartbeat, Heartbeat):
         age_s, process = heartbeat.age_s, f"process {heartbeat.status.pid} is {heartbeat.process.value}"
     elif view.last_wall is not None:
-        age_s, process = wall - view.last_wall, "there is no heartbeat file"
+        missing = "there is no heartbeat file" if heartbeat is None else heartbeat.reason
+        age_s, process = abs(wall - view.last_wall), missing  # an event ahead of the clock was before it was set back
     else:
         return
     row = THRESHOLDS["heartbeat_age_s"]
@@ -179,7 +181,20 @@ def _died(view: RunView, heartbeat: Heartbeat | None, wall: float) -> Iterator[D
         )
 
 
-def _evidence_broken(view: RunView, heartbeat: Heartbeat | None, problems: Sequence[str]) -> Iterator[Diagnosis]:
+def _unreadable_status(view: RunView, heartbeat: Heartbeat | UnreadableStatus | None) -> Iterator[Diagnosis]:
+    if isinstance(heartbeat, UnreadableStatus) and view.ended is None:
+        yield Diagnosis(
+            state=RunCondition.WARNING,
+            severity=Severity.WARNING,
+            now="whether the process lives cannot be told",
+            why=heartbeat.reason,
+            next="look at the file; a process that writes this run replaces it within seconds",
+        )
+
+
+def _evidence_broken(
+    view: RunView, heartbeat: Heartbeat | UnreadableStatus | None, problems: Sequence[str]
+) -> Iterator[Diagnosis]:
     reasons = []
     if problems:  # a check of the files has seen more than the events show
         first, *others = problems
@@ -217,7 +232,7 @@ def _ended(view: RunView) -> Iterator[Diagnosis]:
     )
 
 
-def _stalled(view: RunView, heartbeat: Heartbeat | None) -> Iterator[Diagnosis]:
+def _stalled(view: RunView, heartbeat: Heartbeat | UnreadableStatus | None) -> Iterator[Diagnosis]:
     if view.ended is not None or not _is_alive(heartbeat):
         return
     status = heartbeat.status
@@ -402,8 +417,8 @@ def _trend(view: RunView) -> Diagnosis:
     )
 
 
-def _is_alive(heartbeat: Heartbeat | None) -> TypeGuard[Heartbeat]:
-    return heartbeat is not None and heartbeat.process is ProcessState.ALIVE
+def _is_alive(heartbeat: Heartbeat | UnreadableStatus | None) -> TypeGuard[Heartbeat]:
+    return isinstance(heartbeat, Heartbeat) and heartbeat.process is ProcessState.ALIVE
 
 
 def _is_recent(view: RunView, round_idx: int | None) -> bool:

@@ -1,25 +1,29 @@
 """Is the record of a run whole? Compares files with their checksums and sequence numbers with each other.
 
 A run is sound if every file that ended has its hash, every line decodes, every missing number is explained by the log
-itself, and the log has an end.
+itself, the log has an end, and it reaches as far as the checkpoints say it did.
 """
 
 from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+
 from esper.karn.replay import BadLine, LoggedLine, read_log
 from esper.leyline import EventsDropped, LoggedEvent, TelemetryEventType, record
-from esper.leyline.files import open_regular, read_regular
-from esper.leyline.rundir import EVENTS_DIR, EventFile, event_files
+from esper.leyline.files import loads_json, open_regular, read_regular
+from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_DIR, MANIFEST_FILE, EventFile, event_files
 
 MAX_PROBLEMS = 100
 """Problems that are spelled out; a damaged disk can make millions."""
 MAX_CHECKSUM_BYTES = 10_000
+MAX_CHECKPOINT_MANIFEST_BYTES = 1 << 20
 NO_END = "no end marker: the last event is not RUN_ENDED"
 
 
@@ -63,10 +67,15 @@ def check_run(run_dir: Path, sink: Sink | None = None) -> Integrity:
         run_dir: The run directory.
         sink: Is handed every event that counts, with its line, for readers that want both in one pass.
     """
+    saved = list(_saved_events(run_dir))  # before the log is read: a run that goes on writes the log first
     scan = _Scan(sink)
     for file, lines in read_log(run_dir):
         scan.read(file, lines)
-    problems = [*_against_checksums(run_dir, has_end=scan.has_end), *scan.problems()]
+    problems = [
+        *_against_checksums(run_dir, has_end=scan.has_end),
+        *_against_checkpoints(saved, scan.run, scan.ends),
+        *scan.problems(),
+    ]
     return Integrity(
         run=scan.run,
         group=scan.group,
@@ -96,6 +105,8 @@ class _Scan:
         self.gaps: list[range] = []
         self.drops: list[EventsDropped] = []
         self.other: list[str] = []
+        self.ends: dict[int, int] = {}
+        """By attempt: the number after its last one."""
         self._next_seq = 0
 
     def read(self, file: EventFile, lines: Iterator[LoggedLine]) -> None:
@@ -107,6 +118,7 @@ class _Scan:
                 self.bad.append(line.item)
                 continue
             self._check_owner(file, line.offset, line.item)
+            self.ends[file.attempt] = max(line.item.seq + 1, self.ends.get(file.attempt, 0))
             if line.superseded:
                 self.num_superseded += 1
             else:
@@ -170,6 +182,40 @@ def _unexplained(gaps: Sequence[range], drops: Sequence[EventsDropped]) -> Itera
 
 def _overlap(gap: range, drop: EventsDropped) -> int:
     return max(min(gap.stop, drop.last_seq + 1) - max(gap.start, drop.first_seq), 0)
+
+
+class _Facts(msgspec.Struct):
+    """What a checkpoint says about the log it was written after."""
+
+    run_id: str
+    attempt: int
+    next_seq: int
+
+
+class _Manifest(msgspec.Struct):
+    facts: _Facts
+
+
+def _saved_events(run_dir: Path) -> Iterator[tuple[str, _Facts]]:
+    """The checkpoints that can be read, by name. Damage to them is found when they are loaded, not here."""
+    folder = run_dir / CHECKPOINTS_DIR
+    names = sorted(folder.glob(f"ckpt-*/{MANIFEST_FILE}")) if not folder.is_symlink() else []
+    for path in names:
+        with suppress(OSError, ValueError, msgspec.ValidationError):
+            if not path.parent.is_symlink():
+                manifest = msgspec.convert(loads_json(read_regular(path, MAX_CHECKPOINT_MANIFEST_BYTES)), _Manifest)
+                yield path.parent.name, manifest.facts
+
+
+def _against_checkpoints(
+    saved: Sequence[tuple[str, _Facts]], run: str | None, ends: Mapping[int, int]
+) -> Iterator[str]:
+    """A log was durable before the checkpoint that counts its events: what it lacks now was taken from it."""
+    for name, facts in saved:
+        end = ends.get(facts.attempt, 0)
+        if run in (None, facts.run_id) and facts.next_seq > end:
+            last = f"ends at seq {end - 1}" if end else "is missing or empty"
+            yield f"{name} counts events up to seq {facts.next_seq - 1}, but the log of attempt {facts.attempt} {last}"
 
 
 def _against_checksums(run_dir: Path, *, has_end: bool) -> Iterator[str]:

@@ -15,8 +15,8 @@ from esper.leyline.rundir import STATUS_FILE, RunStatus, process_started_s
 
 MAX_STATUS_BYTES = 1_000_000
 MAX_PID = 2**31 - 1
-# The start of a process is given in clock ticks since boot, so two readings of it agree within a tick or two.
-SAME_START_S = 1.0
+SAME_START_S = 0.1
+"""The start of a process is given in clock ticks since boot, so two readings of it agree within a tick or two."""
 
 
 class ProcessState(str, Enum):
@@ -33,18 +33,32 @@ class Heartbeat:
 
     status: RunStatus
     age_s: float
+    """A heartbeat of this host that lies ahead was written before the clock was set back: it is as old as that."""
     process: ProcessState
 
 
-def read_heartbeat(run_dir: Path, wall: float) -> Heartbeat | None:
-    """Reads the status file of a run; None if there is none that can be read."""
+@record
+class UnreadableStatus:
+    """There is something in the place of the status file, and it is none."""
+
+    reason: str
+
+
+def read_heartbeat(run_dir: Path, wall: float) -> Heartbeat | UnreadableStatus | None:
+    """Reads the status file of a run; None if there is none."""
     try:
         status = msgspec.convert(loads_json(read_regular(run_dir / STATUS_FILE, MAX_STATUS_BYTES)), RunStatus)
-    except (OSError, ValueError, msgspec.ValidationError):
+        if not 0 < status.pid <= MAX_PID:
+            raise ValueError(f"no process has the number {status.pid}")
+    except FileNotFoundError:
         return None
-    if not 0 < status.pid <= MAX_PID:
-        return None
-    return Heartbeat(status=status, age_s=max(wall - status.written_wall, 0.0), process=_state_of(status))
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        return UnreadableStatus(reason=f"{STATUS_FILE} is not a heartbeat: {error}")
+    process, age_s = _state_of(status), wall - status.written_wall
+    # Clocks of two hosts may differ, so that one which lies ahead says nothing there.
+    return Heartbeat(
+        status=status, age_s=max(age_s, 0.0) if process is ProcessState.ELSEWHERE else abs(age_s), process=process
+    )
 
 
 def _state_of(status: RunStatus) -> ProcessState:

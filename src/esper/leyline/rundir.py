@@ -95,7 +95,7 @@ class RunStatus:
     pid: int
     host: str
     process_started_s: float | None = None
-    """Start of the process, to tell it from a later one with the same number; None where that cannot be known."""
+    """Start of the process in seconds since boot, to tell it from a later one with the same number; None: not known."""
     written_wall: float
     closed: bool
     """True once the hub was closed in good order."""
@@ -115,11 +115,12 @@ class RunStatus:
 
 
 def process_started_s(pid: int) -> float | None:
-    """When a process of this machine began, in Unix seconds; None if it is gone or the system does not say."""
+    """When a process of this machine began, in seconds since boot; None if it is gone or the system does not say.
+
+    Not as a time of day, which changes for a living process whenever the clock is set.
+    """
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
-    except (OSError, StopIteration):
+    except OSError:
         return None
-    ticks_since_boot = int(after_name[19])
-    return int(boot.split()[1]) + ticks_since_boot / os.sysconf("SC_CLK_TCK")
+    return int(after_name[19]) / os.sysconf("SC_CLK_TCK")

@@ -134,7 +134,7 @@ def verify_command(
     """
     from esper.karn.console import clean
     from esper.karn.integrity import check_run
-    from esper.karn.process import ProcessState, read_heartbeat
+    from esper.karn.process import Heartbeat, ProcessState, UnreadableStatus, read_heartbeat
     from esper.karn.replay import find_run
 
     console = plain_console(soft_wrap=True, highlight=False)
@@ -148,7 +148,9 @@ def verify_command(
     for problem in found.problems:
         console.print(Text(clean(problem), style="red"))
     heartbeat = read_heartbeat(run, time.time())
-    if heartbeat is not None and not heartbeat.status.closed and heartbeat.process is ProcessState.ALIVE:
+    if isinstance(heartbeat, UnreadableStatus):
+        console.print(Text(clean(f"{heartbeat.reason}. It is no part of the record"), style="yellow"))
+    elif isinstance(heartbeat, Heartbeat) and not heartbeat.status.closed and heartbeat.process is ProcessState.ALIVE:
         writer = heartbeat.status.pid
         console.print(f"still running: process {writer} is writing this log, and its end is yet to come")
     console.print("sound" if found.complete else Text("NOT SOUND", style="bold red"))

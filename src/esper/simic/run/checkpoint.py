@@ -49,7 +49,7 @@ class CheckpointFacts:
     """Rounds done; orders checkpoints and names the folder."""
     run_id: str
     attempt: int
-    """How often the run had been resumed when this was written."""
+    """Attempt whose log the events below `next_seq` end in; a session without a log has that of the one before."""
     next_seq: int
     """Events below this number were on disk before this checkpoint was."""
     score: float | None

@@ -173,7 +173,7 @@ def _open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend]) -> tup
         if isinstance(error, OSError):
             raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=free) from error
         raise
-    attempt = hub.attempt if isinstance(hub, TelemetryHub) else 0 if facts is None else facts.attempt + 1
+    attempt = hub.attempt if isinstance(hub, TelemetryHub) else 0 if facts is None else facts.attempt
     resumed_from = None if facts is None else facts.index
     return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=start.config)
 
