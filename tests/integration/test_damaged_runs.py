@@ -241,6 +241,14 @@ def change(folder, file, value, *path):
         ("agent.json", -5, ("env_steps",)),
         ("agent.json", 7, ("run_seed",)),
         ("agent.json", ["x"], ("shape", "global_columns")),
+        ("agent.json", "cnn.moon", ("shape", "blueprints", 0)),
+        ("agent.json", "mlp.lora", ("shape", "blueprints", 0)),  # it is there already
+        ("agent.json", 0.5, ("config", "lr")),  # not the run's
+        ("agent.json", 1, ("extra",)),
+        ("state.json", 1, ("extra",)),
+        ("state.json", 1, ("counters", "extra")),
+        ("state.json", 1, ("history", 0, "extra")),
+        ("state.json", 2**53 + 1, ("config", "checkpoint_s")),  # would be rounded
         ("state.json", [], ("counters",)),
         ("state.json", "2", ("counters", "next_round")),
         ("state.json", 1, ("counters", "next_round")),
@@ -263,13 +271,37 @@ def test_wrong_contents_give_way_to_the_older_checkpoint(run, file, value, path,
     assert "ckpt-00000002 rejected: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["nan", "double", "renamed"])
+def test_a_configuration_that_lacks_a_field_is_not_completed_with_a_default(run, capsys):
+    state = json.loads((newest(run) / "state.json").read_text())
+    del state["config"]["epsilon_op"]
+    (newest(run) / "state.json").write_text(json.dumps(state))
+    rehash(newest(run))
+    assert start_again(run, {}).rounds_done == 1
+    assert "a field is missing, unknown or not of its type" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["trunk.0.bias:exp_avg_sq", "trunk.0.bias:step", None])
+def test_moments_that_are_lost_or_impossible_give_way_to_the_older_checkpoint(run, name):
+    file = newest(run) / "optimizer.safetensors"
+    tensors = load_file(file)
+    if name is None:
+        tensors = {}
+    else:
+        tensors[name] -= 1e6
+    save_file(tensors, file)
+    rehash(newest(run))
+    assert start_again(run, {}).rounds_done == 1
+
+
+@pytest.mark.parametrize("damage", ["nan", "double", "renamed", "negative"])
 def test_wrong_tensors_give_way_to_the_older_checkpoint(run, damage):
     file = newest(run) / "policy.safetensors"
     tensors = load_file(file)
     name = "trunk.0.bias"
     if damage == "nan":
         tensors[name][0] = float("nan")
+    elif damage == "negative":
+        tensors["value.returns.var"] -= 1e6
     elif damage == "double":
         tensors[name] = tensors[name].double()
     else:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gym import GymConfig
-from esper.simic.rewards import Calibration
+from esper.simic.rewards import Calibration, RewardWeights
 from esper.simic.training.config import (
     FREE_ON_RESUME,
     PRESETS,
@@ -88,12 +89,21 @@ def test_a_hyper_parameter_has_one_range_wherever_it_is_used(config):
     for name, value, words in (
         ("gamma", 1.2, r"in \(0, 1\]"),
         ("lam", -0.1, r"in \[0, 1\]"),
-        ("lr", 0.0, "above 0 and finite"),
+        ("lr", 0.0, "above 0 and at most 1e30"),
+        ("advantage_std_floor", 1e308, "above 0 and at most 1e30"),
+        ("value_coef", 1e31, "at least 0 and at most 1e30"),
         ("clip_ratio", 1.5, r"in \(0, 1\]"),
         ("minibatches", 2.5, "a whole number of at least 1 and at most 4,096"),
     ):
-        with pytest.raises(ValueError, match=f"{name} must be {words}, got {value}"):
+        with pytest.raises(ValueError, match=f"{name} must be {words}, got {re.escape(str(value))}"):
             config(**{name: value})
+
+
+def test_numbers_that_single_precision_cannot_hold_are_refused():
+    with pytest.raises(ValueError, match="logits between -1e6 and 1e6"):
+        TrainingConfig(op_prior=(1e30, 0.0, 0.0, 0.0, 0.0))
+    with pytest.raises(ValueError, match="terminal must be at least 0 and at most 1e30, got 1e\\+200"):
+        RewardWeights(terminal=1e200)
 
 
 def test_an_unset_number_of_minibatches_adapts_and_a_chosen_one_counts():

@@ -7,7 +7,7 @@ changed, so a load happens whole or not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ POLICY_FILE = "policy.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 FACTS_FILE = "agent.json"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+_NOT_NEGATIVE = (".count", ".var", ":step", ":exp_avg_sq")
+"""Ends of names of tensors that count, or are sums of squares."""
 T = TypeVar("T")
 
 
@@ -37,7 +39,9 @@ def pack(network: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[st
         NumericFailure: A tensor holds numbers that are not finite; nothing could go on from it.
     """
     weights = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    moments = {
+    # Before its first step Adam has no moments; they are written as the zeros it begins with, so that a file without
+    # them is one that lost them.
+    moments = {name: tensor.new_zeros(tensor.shape) for name, tensor in _moments_like(network).items()} | {
         f"{name}:{moment}": optimizer.state[parameter][moment].contiguous()
         for name, parameter in network.named_parameters()
         if parameter in optimizer.state
@@ -70,11 +74,11 @@ def read_files(directory: str | Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in paths if path.is_file()}
 
 
-def read_facts(files: Mapping[str, bytes]) -> dict[str, Any]:
+def read_facts(files: Mapping[str, bytes], expected: Set[str]) -> dict[str, Any]:
     """The JSON part.
 
     Raises:
-        ModelFileError: A file is missing, is no JSON, or has another format version.
+        ModelFileError: A file is missing, is no JSON, has another format version, or other keys than expected.
     """
     for name in (POLICY_FILE, OPTIMIZER_FILE, FACTS_FILE):
         if name not in files:
@@ -86,6 +90,10 @@ def read_facts(files: Mapping[str, bytes]) -> dict[str, Any]:
     version = facts.pop("format", None) if isinstance(facts, dict) else None
     if version != FORMAT_VERSION:
         raise ModelFileError(f"{FACTS_FILE}: format {version}; this release reads format {FORMAT_VERSION}")
+    if other := sorted(facts.keys() ^ expected):
+        raise ModelFileError(
+            f"{FACTS_FILE}: does not describe an agent of this release ({other[0]!r} missing or extra)"
+        )
     return dict(facts)
 
 
@@ -124,12 +132,10 @@ def unpack_(network: nn.Module, optimizer: torch.optim.Optimizer, files: Mapping
     weights = read_tensors(files, POLICY_FILE)
     _compare(POLICY_FILE, weights, network.state_dict())
     moments = read_tensors(files, OPTIMIZER_FILE)
-    if moments:
-        _compare(OPTIMIZER_FILE, moments, _moments_like(network))
+    _compare(OPTIMIZER_FILE, moments, _moments_like(network))
     network.load_state_dict(weights)
     for name, parameter in network.named_parameters():
-        if moments:
-            optimizer.state[parameter] = {moment: moments[f"{name}:{moment}"] for moment in _MOMENTS}
+        optimizer.state[parameter] = {moment: moments[f"{name}:{moment}"] for moment in _MOMENTS}
 
 
 def _moments_like(network: nn.Module) -> dict[str, Tensor]:
@@ -169,3 +175,5 @@ def _compare(file: str, found: Mapping[str, Tensor], expected: Mapping[str, Tens
             raise ModelFileError(f"{file}: {name} is of {tensor.dtype}, expected {like.dtype}")
         if not _is_finite(tensor):
             raise ModelFileError(f"{file}: {name} holds numbers that are not finite")
+        if name.endswith(_NOT_NEGATIVE) and bool((tensor < 0).any()):
+            raise ModelFileError(f"{file}: {name} is negative")

@@ -31,8 +31,11 @@ class Range:
         return above and value <= self.high and math.isfinite(value) and (not self.whole or isinstance(value, int))
 
 
-POSITIVE = Range(text="above 0 and finite", low=0.0, low_open=True)
-NOT_NEGATIVE = Range(text="at least 0 and finite", low=0.0)
+LARGEST = 1e30
+"""What single precision can hold and multiply a little."""
+MAX_LOGIT = 1e6
+POSITIVE = Range(text="above 0 and at most 1e30", low=0.0, high=LARGEST, low_open=True)
+NOT_NEGATIVE = Range(text="at least 0 and at most 1e30", low=0.0, high=LARGEST)
 
 
 def up_to(most: int) -> Range:
@@ -96,9 +99,9 @@ class Hyperparameters:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if len(self.op_prior) != len(OPS) or not all(math.isfinite(logit) for logit in self.op_prior):
+        if len(self.op_prior) != len(OPS) or not all(abs(logit) <= MAX_LOGIT for logit in self.op_prior):
             names = ", ".join(op.name for op in OPS)
-            raise ValueError(f"op_prior must be {len(OPS)} finite logits ({names}), got {self.op_prior}")
+            raise ValueError(f"op_prior must be {len(OPS)} logits between -1e6 and 1e6 ({names}), got {self.op_prior}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

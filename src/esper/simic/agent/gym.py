@@ -306,7 +306,8 @@ class RecurrentPPO:
                 masks where none are given now.
         """
         files = read_files(directory)
-        facts = read_facts(files)
+        names = {"config", "run_seed", "env_steps", "updates", "obs_size", "sizes", "masked"}
+        facts = read_facts(files, names)
         try:
             config, run_seed = exactly(facts["config"], GymConfig), count(facts["run_seed"])
             env_steps, updates = count(facts["env_steps"]), count(facts["updates"])

@@ -178,7 +178,7 @@ class PPOAgent:
             ModelFileError: Files are missing or damaged, or were written by an agent this code cannot build.
         """
         files = source if isinstance(source, Mapping) else read_files(source)
-        facts = read_facts(files)
+        facts = read_facts(files, {"shape", "config", "run_seed", "env_steps", "updates"})
         try:
             shape, config = exactly(facts["shape"], NetworkShape), exactly(facts["config"], PPOConfig)
             # Before anything is built: a width that is not that of the weights may take all memory.

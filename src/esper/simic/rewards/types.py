@@ -15,6 +15,8 @@ FAMILY_NAMES: tuple[str, ...] = ("contribution", "loss")
 MIN_SPAN = 5.0
 """Points. A saturated host must not turn validation noise into reward."""
 MIN_CALIBRATION_RUNS = 5
+MAX_WEIGHT = 1e30
+"""Rewards are learned from in single precision."""
 
 
 @record
@@ -96,8 +98,8 @@ class RewardWeights:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"reward weight {field.name} must be a number of at least 0, got {value}")
+            if not 0.0 <= value <= MAX_WEIGHT:
+                raise ValueError(f"reward weight {field.name} must be at least 0 and at most 1e30, got {value}")
 
     def cost(self, op: LifecycleOp) -> float:
         """Price of taking an op. Waiting and keeping a seed are free."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
 
+from esper.kasmina import BLUEPRINTS
 from esper.leyline import BatchSummary, CheckpointError, ModelFileError, NumericFailure, Severity
 from esper.leyline.files import loads_json
 from esper.leyline.rundir import CHECKPOINTS_DIR
@@ -19,7 +20,7 @@ from esper.simic.agent.agent_files import FACTS_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import SimicClient, check_columns
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.rewards import Calibration
+from esper.simic.rewards import Calibration, default_gamma
 from esper.simic.run.checkpoint import LoadedCheckpoint, load_checkpoint, newest_valid
 from esper.simic.run.run_dir import open_run
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
@@ -123,6 +124,9 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
         state = loads_json(files[STATE_FILE])
         typed = msgspec.convert(state, _SavedState)
         config = config_from_json(json.dumps(typed["config"]), STATE_FILE)
+        # What a reader leaves out, fills in or rounds was not written by this release.
+        if json.loads(msgspec.json.encode(typed)) != state or json.loads(config.to_json()) != typed["config"]:
+            raise ValueError("a field is missing, unknown or not of its type")
         found = RunState(
             config=config,
             counters=state["counters"],
@@ -152,9 +156,21 @@ def _check_together(state: RunState) -> None:
         raise ValueError(f"a reference of {len(reference)} points for {horizon} epochs")
     if state.agent is not None:
         check_columns(state.agent.shape)
+        names = state.agent.shape.blueprints
+        if unknown := [name for name in names if name not in BLUEPRINTS or names.count(name) > 1]:
+            raise ValueError(
+                f"blueprint {unknown[0]!r} is unknown here, or there twice. Known: {', '.join(BLUEPRINTS)}"
+            )
         RewardNormalizer().load_state_dict(state.reward_scale or {})
         if state.agent.run_seed != config.seed:
             raise ValueError(f"seed {config.seed}, but the agent's is {state.agent.run_seed}")
+        gamma = default_gamma(horizon) if config.gamma is None else config.gamma
+        wanted = replace(
+            config.ppo_config(episode_length=horizon, gamma=gamma),
+            schedule_steps=state.agent.config.schedule_steps,  # that of the number of rounds it began with
+        )
+        if state.agent.config != wanted:
+            raise ValueError("the agent's configuration is not the run's")
     elif config.controller not in CONTROLLERS:
         raise ValueError(f"unknown controller {config.controller!r}")
     if state.log_state is not None:
