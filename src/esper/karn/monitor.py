@@ -13,7 +13,7 @@ from pathlib import Path
 
 from esper.karn.diagnosis import Diagnosis, diagnose
 from esper.karn.history import RunHistory, SeedTimeline
-from esper.karn.process import Heartbeat, read_heartbeat
+from esper.karn.process import Heartbeat, UnreadableStatus, read_heartbeat
 from esper.karn.replay import RECENT_BYTES, BadLine, Follower, LogItem, PassedOver, find_run, log_bytes
 from esper.karn.view import Cited, RunView, known
 from esper.leyline import (
@@ -59,7 +59,7 @@ class RunMonitor:
     def __init__(self, run_dir: Path, recent_bytes: int = RECENT_BYTES) -> None:
         self.run_dir = find_run(run_dir)
         self._follower = Follower(run_dir, recent_bytes)
-        self.heartbeat: Heartbeat | None = None
+        self.heartbeat: Heartbeat | UnreadableStatus | None = None
         self.behind = True
         """True while there is more to read than one look reads."""
         self.version = 0
