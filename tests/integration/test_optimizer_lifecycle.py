@@ -53,7 +53,7 @@ class OneHost:
     def momenta(self) -> dict[str, torch.Tensor]:
         """First moments of the host's own weights, by name."""
         host = dict(self.env.model.host.named_parameters())
-        state = self.env.optimizer.inner.state
+        state = self.env.optimizer.state
         return {name: state[weight]["exp_avg"].clone() for name, weight in host.items() if weight in state}
 
 

@@ -367,8 +367,8 @@ def test_a_thousand_cycles_leave_nothing_behind() -> None:
         if cycle in (99, 999):
             gc.collect()
             parameters = sum(type(found) is torch.nn.Parameter for found in gc.get_objects())
-            inner = run.optimizer.inner
-            sizes.add((parameters, len(inner.param_groups), len(inner.state), len(run.optimizer.num_skipped)))
+            optimizer = run.optimizer
+            sizes.add((parameters, len(optimizer.groups), len(optimizer.state), len(optimizer.num_skipped)))
     assert len(sizes) == 1
     assert run.model.slot(SLOT).num_germinations == 1000
     assert run.model.topology_version == 2000

@@ -24,6 +24,7 @@ from tests.growing import (
     draw,
     germinate,
     make_batches,
+    module_bits,
     start,
     step,
     striped_batches,
@@ -146,6 +147,7 @@ def test_the_meter_books_the_documented_quantities() -> None:
 
 def test_an_epoch_reports_the_mean_of_its_second_half() -> None:
     meter = SeedMeter(rho=0.3, eta_decay=0.5)
+    meter.eta = torch.tensor(0.25)
     meter._losses = [torch.tensor(v) for v in (9.0, 9.0, 1.0, 2.0, 6.0)]
     meter._ratios = [torch.tensor(v) for v in (9.0, 9.0, 1.0, 2.0, 3.0)]
     assert meter.finish_epoch() == (-3.0, 2.0)
@@ -214,10 +216,48 @@ def test_features_or_gradients_of_zero_leave_the_seed_listening() -> None:
     for h, g in ((torch.zeros(4, 3), torch.ones(4, 3)), (torch.ones(4, 3), torch.zeros(4, 3))):
         meter = SeedMeter(rho=0.3, eta_decay=0.9)
         d = torch.zeros(4, 3).requires_grad_()
-        attach(h.clone().requires_grad_(), d, meter, 4).backward(g)
-        assert meter.eta is None
-        assert d.grad is None
+        for batch in range(2):
+            out = attach(h.clone().requires_grad_(), d, meter, 4)
+            assert meter.eta is None or meter.eta.isnan()
+            torch.autograd.backward([out, *([meter.penalty(d, 4)] if batch else [])], [g, *([None] if batch else [])])
+            assert meter.eta_value() is None
+            assert d.grad is None if batch == 0 else bool(d.grad.isnan().all()), "so that optimizers leave the seed out"
         assert meter.finish_epoch() == (None, None)
+        attach(torch.ones(4, 3).requires_grad_(), d, meter, 4).backward(torch.ones(4, 3))
+        assert meter.eta_value() == pytest.approx(0.3 / 4), "the first usable gradient sets it"
+
+
+def test_a_listening_seed_learns_nothing_and_shows_no_gradients() -> None:
+    run = start("mlp")
+    with torch.no_grad():  # the first hidden layer is dead, so its features are zero
+        run.model.host.get_parameter("segments.1.0.weight").zero_()
+        run.model.host.get_parameter("segments.1.0.bias").fill_(-1.0)
+    germinate(run, "r0c1")
+    before = module_bits(run.model.slot("r0c1"))
+    step(run)
+    assert module_bits(run.model.slot("r0c1")) == before
+    slot = run.model.report("r0c1")
+    assert slot.stage is SeedStage.TRAINING
+    assert (slot.gradients_finite, slot.live_fraction, slot.predicted_gain, slot.residual_ratio) == (None,) * 4
+    assert run.model.slot("r0c1").facts()["eta"] is None
+
+
+def test_what_is_read_by_others_is_what_the_meter_would_read() -> None:
+    def trained() -> SeedMeter:
+        meter = SeedMeter(rho=0.3, eta_decay=0.9)
+        for batch in range(5):
+            d = (0.1 * torch.randn(8, 4, generator=draw(batch))).requires_grad_()
+            h = torch.randn(8, 4, generator=draw(10 + batch)).requires_grad_()
+            attach(h, d, meter, 8).backward(torch.randn(8, 4, generator=draw(20 + batch)))
+        return meter
+
+    alone, together = trained(), trained()
+    assert together.has_unread
+    together.take(together.numbers().tolist())
+    assert not together.has_unread
+    assert together.eta_value() == alone.eta_value() is not None
+    assert together.finish_epoch() == alone.finish_epoch()
+    assert together.finish_epoch() == (None, None)
 
 
 def test_one_useless_gradient_does_not_move_the_step_size() -> None:

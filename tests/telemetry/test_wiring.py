@@ -47,7 +47,7 @@ def resumed(tmp_path_factory):
         train = executor.train_batch
 
         def train_batch(env, batch):
-            lrs[env.episode, env.env_id, env.epoch] = env.optimizer.inner.param_groups[0]["lr"]
+            lrs[env.episode, env.env_id, env.epoch] = env.optimizer.lr
             train(env, batch)
 
         executor.train_batch = train_batch

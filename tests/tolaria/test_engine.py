@@ -43,7 +43,6 @@ class DoubleEnv:
         self.gradient_detail = False
         self.placement = placement
         self.governor = TolariaGovernor(LABELS)
-        self.totals = torch.full((3,), float(seed.env_id), dtype=torch.float64)
         self.log = log
         self.panics = panics
         self.inputs: list[Tensor] = []
@@ -58,8 +57,12 @@ class DoubleEnv:
     def begin_validation(self) -> None:
         self.note("begin validation")
 
+    def numbers(self) -> Tensor:
+        self.note("numbers")
+        return torch.full((3 + self.env_id % 2,), float(self.env_id), dtype=torch.float64)
+
     def judge(self, values: Sequence[float]) -> Verdict:
-        assert values == [float(self.env_id)] * 3, "every env gets its own totals"
+        assert values == [float(self.env_id)] * (3 + self.env_id % 2), "every env gets its own numbers back"
         self.note("judge")
         verdict = self.governor.begin(1.0)
         if self.epoch is not None and (self.env_id, self.epoch) in self.panics:
@@ -123,7 +126,10 @@ def waits(*env_ids: int) -> list[ActionSpec]:
 def test_a_reset_validates_reports_and_keeps_the_untrained_hosts() -> None:
     log: list[str] = []
     double(log).reset(episode_seeds(1, 0, 1))
-    assert log == ["create 0", "begin validation 0", "eval 0 0", "eval 1 0", "judge 0", "report 0", "keep 0"]
+    assert log == [
+        *("create 0", "begin validation 0", "eval 0 0", "eval 1 0", "numbers 0"),
+        *("judge 0", "report 0", "keep 0"),
+    ]
 
 
 def test_the_order_of_a_step() -> None:
@@ -138,6 +144,7 @@ def test_the_order_of_a_step() -> None:
         *("train 0 0", "train 0 1", "train 1 0", "train 1 1"),
         *("begin validation 0", "begin validation 1"),
         *("eval 0 0", "eval 0 1", "eval 1 0", "eval 1 1"),
+        *("numbers 0", "numbers 1"),
         *("judge 0", "report 0", "judge 1", "report 1"),
     ]
     assert [result.reports[i].epoch for i in (0, 1)] == [0, 0]
@@ -218,7 +225,7 @@ def test_an_env_runs_in_the_first_executor_that_supports_it() -> None:
 
 
 @pytest.mark.parametrize("num_envs", [1, 16])
-def test_totals_are_read_once_per_step_whatever_the_number_of_envs(
+def test_what_was_measured_is_read_once_per_step_whatever_the_number_of_envs(
     num_envs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[torch.Size] = []
@@ -232,7 +239,7 @@ def test_totals_are_read_once_per_step_whatever_the_number_of_envs(
     worker.reset(episode_seeds(1, 0, num_envs))
     monkeypatch.setattr(Tensor, "tolist", counting)
     worker.step(waits(*range(num_envs)))
-    assert reads == [torch.Size([num_envs, 3])]
+    assert reads == [torch.Size([3 * num_envs + num_envs // 2])]
 
 
 def test_a_step_needs_exactly_one_spec_per_env() -> None:
@@ -318,6 +325,7 @@ def test_with_streams_work_waits_for_its_batch_and_one_fence_ends_the_step(monke
     ]
     assert log.count("default waits for env") == 1
     fence, judged = log.index("default waits for env"), log.index("judge 0")
-    assert log.index("eval 1 0") < fence < judged
+    assert log.index("eval 1 0") < log.index("numbers 0") < fence < judged
+    assert log[log.index("numbers 0") - 1] == "enter env"
     inside = log[: log.index("judge 0")]
     assert inside.count("enter env") - inside.count("leave env") == 1, "lifecycle work runs on the env's stream too"

@@ -125,15 +125,15 @@ def test_a_broken_seed_is_left_out_and_counted(spec: OptimSpec, broken: float) -
     optimizer.step()
     assert values(bad) == before
     assert {n: b for n, b in state_bits(optimizer).items() if n.startswith("bad")} == state
-    assert all(p.grad is None for p in bad.values())
     assert values(host) != others[0]
     assert values(good) != others[1]
     assert all(bool(p.isfinite().all()) for p in (*host.values(), *good.values()))
-    assert optimizer.num_skipped == {"r0c1": 1}
     for params in (host, good, bad):
         give_gradients(params, 3)
     optimizer.step()
+    assert values(bad) != before, "it goes on with the next finite gradient"
     evidence = optimizer.finish_epoch()
+    assert optimizer.num_skipped == {"r0c1": 1}
     assert (evidence["r0c1"].finite, evidence["r0c0"].finite, evidence["host"].finite) == (False, True, True)
     optimizer.remove_group("r0c1")
     assert optimizer.num_skipped == {}
@@ -189,9 +189,8 @@ def test_groups_come_and_go_and_the_others_do_not_notice(spec: OptimSpec) -> Non
     optimizer.remove_group("r0c0")  # already forgotten
     assert state_bits(optimizer) == {n: b for n, b in before.items() if not n.startswith("a.")}
     assert tuple(optimizer.groups) == ("host", "r0c1", "r0c2")
-    inner = optimizer.inner
-    assert [len(g["params"]) for g in inner.param_groups] == [1, 1, 1]
-    assert inner.param_groups[1]["params"][0] is groups["r0c1"]["b.0"]
+    assert [len(g) for g in optimizer.groups.values()] == [1, 1, 1]
+    assert optimizer.groups["r0c1"]["b.0"] is groups["r0c1"]["b.0"]
     assert not optimizer.holds(groups["r0c0"].values())
     assert optimizer.holds([*groups["host"].values(), *groups["r0c1"].values()])
     assert optimizer.holds([])

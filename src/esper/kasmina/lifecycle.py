@@ -126,7 +126,7 @@ def _measurement(slot: SeedSlot, epoch: EpochMeasurement, topology_version: int)
     slot_id = slot.spec.slot_id
     gain, ratio = slot.meter.finish_epoch()
     fresh = replace(UNMEASURED, predicted_gain=gain, residual_ratio=ratio)
-    if slot_id in epoch.gradients:
+    if slot_id in epoch.gradients and not slot.meter.only_listened:
         own, host = epoch.gradients[slot_id], epoch.gradients["host"]
         fresh = replace(
             fresh,

@@ -36,6 +36,8 @@ from esper.leyline import (
     record,
 )
 
+CPU = torch.device("cpu")
+
 
 class SeedOptimizer(Protocol):
     """What a growing network asks of its optimizer: one group per seed, in and out."""
@@ -154,9 +156,10 @@ class GrowingNetwork(ABC):
         before = slot.facts()
         try:
             h = self.sample_features(slot)
-            seed, gate = build_seed(slot.spec, slot.topology, blueprint, blend, rng_seed, h.device, h.dtype)
+            seed, gate = build_seed(slot.spec, slot.topology, blueprint, blend, rng_seed, CPU, h.dtype)
             _probe(h, seed, gate, card, blend_spec.operator)
-            move = slot.plant(seed, gate, blueprint, blend_spec)
+            gate = None if gate is None else gate.to(h.device)
+            move = slot.plant(seed.to(h.device), gate, blueprint, blend_spec)
             self.adopt_group(slot_id)
         except Exception as error:
             slot.set_facts(before, None, None)
@@ -234,14 +237,16 @@ def build_seed(
 
 
 def _probe(h: Tensor, seed: Residual, gate: GateNetwork | None, card: BlueprintCard, operator: str) -> None:
-    """Checks on real features that the seed starts as an exact identity and costs what its card says."""
+    """Checks, on features like these, that the seed starts as an exact identity and costs what its card says.
+
+    The features are drawn on the CPU, where the seed still is: the answer is needed now, and to wait for the device
+    would hold up every other host on it.
+    """
+    x = torch.randn(h.shape, generator=generator_for(0), dtype=h.dtype)
     with torch.no_grad():
-        d = delta(operator, h, seed(h), gate)
-    if d.shape != h.shape or d.dtype != h.dtype or d.device != h.device:
-        raise ValueError(
-            f"features are {h.dtype} {tuple(h.shape)} on {h.device}, "
-            f"the seed gives {d.dtype} {tuple(d.shape)} on {d.device}"
-        )
+        d = delta(operator, x, seed(x), gate)
+    if d.shape != x.shape or d.dtype != x.dtype:
+        raise ValueError(f"features are {x.dtype} {tuple(x.shape)}, the seed gives {d.dtype} {tuple(d.shape)}")
     if not bool((d == 0).all()):
         raise ValueError("the seed does not start as an identity")
     params = sum(p.numel() for p in seed.parameters())

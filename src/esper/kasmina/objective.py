@@ -11,6 +11,8 @@ whose minimum is a gradient-boosting step of bounded size. Minus this loss forec
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,57 +21,98 @@ from torch.autograd.function import FunctionCtx
 
 
 class SeedMeter:
-    """Measurements of one TRAINING seed. Values stay 0-dim tensors until the epoch ends, so nothing waits for a device.
+    """Measurements of one TRAINING seed. Values stay 0-dim tensors until somebody reads them all at once.
 
     Attributes:
-        eta: Step size of the objective, or None before the first usable gradient; until then the seed only listens.
-        loss_scale: Factor by which the loss was scaled before backward (mixed precision); 1.0 otherwise.
+        eta: Step size of the objective. None before the first batch, on which a seed only listens; NaN as long as no
+            gradient was usable. A NaN here makes the gradient of the whole seed NaN, so optimizers leave it out.
+        loss_scale: Factor by which the loss was scaled before backward (mixed precision); None if it was not.
     """
 
     def __init__(self, rho: float, eta_decay: float) -> None:
         self.rho = rho
         self.eta_decay = eta_decay
         self.eta: Tensor | None = None
-        self.loss_scale: float | Tensor = 1.0
+        self.loss_scale: float | Tensor | None = None
         self._losses: list[Tensor] = []
         self._ratios: list[Tensor] = []
+        self._values: Sequence[float] | None = None
 
     def listen(self, h_rms: Tensor, g: Tensor, rows: int) -> None:
         """Takes the first gradient, to set eta; the seed is not trained on this batch."""
-        eta = self._measured_eta(h_rms, g.float() / self.loss_scale, rows)
-        if bool(torch.isfinite(eta) & (eta > 0)):  # sync: once per seed, because nothing can start without eta
-            self.eta = eta
+        eta = self._measured_eta(h_rms, self._unscaled(g), rows)
+        self.eta = torch.where(_usable(eta), eta, torch.nan)
+        self._values = None
 
     def read(self, h_rms: Tensor, d: Tensor, g: Tensor, rows: int) -> None:
         """Books one trained batch. Runs inside backward, before the update, so the loss is an honest forecast."""
         assert self.eta is not None
-        g = g.float() / self.loss_scale
+        g = self._unscaled(g)
         self._losses.append((g * d).sum() + self.penalty(d, rows))
         self._ratios.append(rms(d) / h_rms)
         fresh = self._measured_eta(h_rms, g, rows)
-        usable = torch.isfinite(fresh) & (fresh > 0)
         smoothed = self.eta_decay * self.eta + (1 - self.eta_decay) * fresh
-        self.eta = torch.where(usable, smoothed, self.eta)
+        taken = torch.where(self.eta.isnan(), fresh, smoothed)
+        self.eta = torch.where(_usable(fresh), taken, self.eta)
+        self._values = None
 
     def penalty(self, d: Tensor, rows: int) -> Tensor:
         """The quadratic part of the objective, in float32; the linear part is the gradient itself."""
         assert self.eta is not None
         return d.float().square().sum() / (2 * self.eta * rows)
 
+    # ---- what was measured, as numbers
+
+    @property
+    def has_unread(self) -> bool:
+        """True if there are measurements that nobody has read."""
+        return self.eta is not None and self._values is None
+
+    def numbers(self) -> Tensor:
+        """Eta, and the loss and the residual ratio over the second half of the epoch's batches if there were any."""
+        assert self.eta is not None
+        half = len(self._losses) // 2
+        means = [torch.stack(batches[half:]).mean() for batches in (self._losses, self._ratios) if batches]
+        return torch.stack([self.eta, *means]).double()
+
+    def take(self, values: Sequence[float]) -> None:
+        """Takes what `numbers` returned, read by somebody who had more to read."""
+        self._values = values
+
+    def _read(self) -> Sequence[float]:
+        if self._values is None:
+            self._values = self.numbers().tolist()  # sync: where no engine has read it with all else
+        return self._values
+
+    @property
+    def only_listened(self) -> bool:
+        """True if no batch brought a gradient from which the seed could learn: it has been left out of every update."""
+        return self.eta is not None and self.eta_value() is None
+
+    def eta_value(self) -> float | None:
+        """Eta as a number; None if there is none yet."""
+        eta = math.nan if self.eta is None else self._read()[0]
+        return None if math.isnan(eta) else eta
+
     def finish_epoch(self) -> tuple[float | None, float | None]:
         """Returns (predicted gain, residual ratio) over the second half of the epoch's batches, and starts anew."""
         gain, ratio = None, None
-        if self._losses:
-            half = len(self._losses) // 2
-            means = torch.stack([torch.stack(self._losses[half:]).mean(), torch.stack(self._ratios[half:]).mean()])
-            loss, ratio = means.tolist()  # sync: once per epoch and training seed, read by the gate
+        if self._losses and self.eta_value() is not None:
+            _, loss, ratio = self._read()
             gain = -loss
         self._losses.clear()
         self._ratios.clear()
         return gain, ratio
 
+    def _unscaled(self, g: Tensor) -> Tensor:
+        return g.float() if self.loss_scale is None else g.float() / self.loss_scale
+
     def _measured_eta(self, h_rms: Tensor, g: Tensor, rows: int) -> Tensor:
         return self.rho * h_rms / (rows * rms(g))
+
+
+def _usable(eta: Tensor) -> Tensor:
+    return torch.isfinite(eta) & (eta > 0)
 
 
 def rms(x: Tensor) -> Tensor:

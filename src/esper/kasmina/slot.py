@@ -223,7 +223,7 @@ class SeedSlot(nn.Module):
             "age_epochs": self.age_epochs,
             "num_germinations": self.num_germinations,
             "probe_passed": self.probe_passed,
-            "eta": None if self.meter is None or self.meter.eta is None else float(self.meter.eta),
+            "eta": None if self.meter is None else self.meter.eta_value(),
             "params": self.num_params(),
             "measured": asdict(self.measured),
         }
@@ -245,4 +245,5 @@ class SeedSlot(nn.Module):
         if seed is not None:
             self.meter = self.make_meter()
             if facts["eta"] is not None:
-                self.meter.eta = torch.tensor(facts["eta"], dtype=torch.float32)
+                self.meter.eta = torch.tensor(facts["eta"], dtype=torch.float32, device=seed.gamma.device)
+                self.meter.take([facts["eta"]])

@@ -1,15 +1,16 @@
 """The engine: trains many hosts side by side in one process. It knows no rewards, no policies and no seeds.
 
 What happens to a host is handed in as `EnvOps`; the engine decides when it happens and on which data. How an epoch is
-computed is the business of an `Executor`. One step: ops, one epoch of training, one validation, one read of the totals,
-verdicts, reports.
+computed is the business of an `Executor`. One step: ops, one epoch of training, one validation, one read of what was
+measured, verdicts, reports.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -51,8 +52,6 @@ class EngineEnv(ABC):
     terminal: bool = False
     gradient_detail: bool = False
     """Whether the gradients of this step are to be described tensor by tensor."""
-    totals: Tensor = field(init=False)
-    """Sums over the batches of an epoch: they stay on the device until the one read of the step."""
 
     @abstractmethod
     def begin_training(self) -> None:
@@ -63,8 +62,15 @@ class EngineEnv(ABC):
         """Before the first validation batch."""
 
     @abstractmethod
+    def numbers(self) -> Tensor:
+        """All that the pass measured, in one row of float64, still on the device: the engine reads it with the others.
+
+        The length may differ from env to env and from step to step.
+        """
+
+    @abstractmethod
     def judge(self, values: Sequence[float]) -> Verdict:
-        """Reads the totals and says what the governor thinks."""
+        """Takes the numbers back, read, and says what the governor thinks."""
 
     @abstractmethod
     def keep(self) -> None:
@@ -250,9 +256,9 @@ class VectorizedEngine(Generic[EnvT]):
             yield dict(zip(self.devices, batches, strict=True))
 
     def _finish(self, envs: Sequence[EnvT], outcomes: Mapping[int, ActionOutcome]) -> StepResult:
-        """Verdicts, rollbacks and reports, from one read of all totals."""
+        """Verdicts, rollbacks and reports, from one read of all numbers."""
         reports = {}
-        for env, values in zip(envs, self._read_totals(envs), strict=True):
+        for env, values in zip(envs, self._read(envs), strict=True):
             with env.placement.running():
                 verdict = env.judge(values)
                 restored = env.roll_back(verdict) if verdict.state is GovernorState.PANIC else None
@@ -264,15 +270,18 @@ class VectorizedEngine(Generic[EnvT]):
                 reports[env_id] = self._ops.report(env, None, None)
         return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=dict(sorted(reports.items())))
 
-    def _read_totals(self, envs: Sequence[EnvT]) -> list[list[float]]:
-        """The totals of all envs as numbers, with one transfer per device."""
+    def _read(self, envs: Sequence[EnvT]) -> list[list[float]]:
+        """What all envs measured, with one transfer per device."""
+        rows: dict[torch.device, dict[int, Tensor]] = {device: {} for device in self.devices}
+        for env in envs:
+            with env.placement.running():
+                rows[env.placement.device][env.env_id] = env.numbers()
         join_streams(env.placement for env in envs)
         values: dict[int, list[float]] = {}
-        for device in self.devices:
-            here = [env for env in envs if env.placement.device == device]
+        for here in rows.values():
             if here:
-                rows = torch.stack([env.totals for env in here]).tolist()  # sync: the one read of the step
-                values.update(zip((env.env_id for env in here), rows, strict=True))
+                together = iter(torch.cat([*here.values()]).tolist())  # sync: the one read of the step
+                values |= {env_id: list(islice(together, len(row))) for env_id, row in here.items()}
         return [values[env.env_id] for env in envs]
 
 

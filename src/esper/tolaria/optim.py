@@ -8,29 +8,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
 
 from esper.leyline import GradientEvidence, OptimSpec
+from esper.tolaria.runtime import LossScaler
 
 HOST = "host"
 LIVE_NORM = 1e-12
 VANISHING_NORM = 1e-7
 EXPLODING_FACTOR = 10.0
+BETAS, EPS = (0.9, 0.999), 1e-8
+"""Of AdamW: torch's own."""
 STATE_ENTRIES = {"adamw": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
 NO_GRADIENTS = GradientEvidence(finite=None, live_fraction=None, norm_per_weight=None, health=None)
 
 
 class GrowingOptimizer:
-    """AdamW or SGD over named parameter groups.
+    """AdamW or SGD over named parameter groups, by torch's fused kernels.
 
     Args:
         spec: Kind, rates and schedule.
         groups: Group name -> parameter name -> parameter; the group "host" must be there. Weight decay applies to it
             alone.
         clip_norm: Largest gradient norm of each group.
+
+    Attributes:
+        groups: Group name -> parameter name -> parameter, in the order they were added.
+        state: What the kernels remember of each parameter that has had a gradient.
+        lr: The present learning rate.
+        num_skipped: By group, how many of its updates were left out; counted when an epoch is finished.
     """
 
     def __init__(self, spec: OptimSpec, groups: Mapping[str, Mapping[str, nn.Parameter]], clip_norm: float) -> None:
@@ -38,22 +47,16 @@ class GrowingOptimizer:
             raise ValueError(f"groups need a {HOST!r} entry, got: {', '.join(groups)}")
         self.spec = spec
         self.clip_norm = clip_norm
+        self.lr = spec.lr
+        self.groups: dict[str, dict[str, nn.Parameter]] = {}
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
         self.num_skipped: dict[str, int] = {}
-        self.groups = {HOST: dict(groups[HOST])}
-        """Group name -> parameter name -> parameter, in the order they were added."""
-        self._finite: dict[str, bool] = {}
         self._norms: dict[str, Tensor] = {}
+        self._skipped: dict[str, Tensor] = {}
         self._clip_factors: dict[str, Tensor] = {}
-        self._lr_factor = 1.0
-        host = {"params": list(groups[HOST].values()), "weight_decay": spec.weight_decay}
-        self.inner: torch.optim.Optimizer
-        if spec.kind == "adamw":
-            self.inner = torch.optim.AdamW([host], lr=spec.lr, fused=True)
-        else:
-            self.inner = torch.optim.SGD([host], lr=spec.lr, momentum=spec.momentum, fused=True)
+        self._values: dict[str, tuple[list[float], int]] | None = None
         for name, params in groups.items():
-            if name != HOST:
-                self.add_group(name, params)
+            self.add_group(name, params)
 
     # ---- groups
 
@@ -69,8 +72,6 @@ class GrowingOptimizer:
         twice = [key for key, p in params.items() if id(p) in held]
         if twice:
             raise ValueError(f"parameters are in the optimizer already: {', '.join(twice)}")
-        lr = self.spec.lr * self._lr_factor
-        self.inner.add_param_group({"params": list(params.values()), "weight_decay": 0.0, "lr": lr})
         self.groups[name] = dict(params)
 
     def remove_group(self, name: str) -> None:
@@ -79,10 +80,9 @@ class GrowingOptimizer:
             return
         if name == HOST:
             raise ValueError("the host group stays for the life of the optimizer")
-        del self.inner.param_groups[list(self.groups).index(name)]
         for param in self.groups.pop(name).values():
-            self.inner.state.pop(param, None)
-        for book in (self._finite, self._norms, self._clip_factors, self.num_skipped):
+            self.state.pop(param, None)
+        for book in (self._norms, self._skipped, self._clip_factors, self.num_skipped):
             book.pop(name, None)
 
     def holds(self, params: Iterable[nn.Parameter]) -> bool:
@@ -98,71 +98,146 @@ class GrowingOptimizer:
 
     def set_lr_factor(self, factor: float) -> None:
         """Scales the learning rate of every group, those to come included."""
-        self._lr_factor = factor
-        for group in self.inner.param_groups:
-            group["lr"] = self.spec.lr * factor
+        self.lr = self.spec.lr * factor
 
     def zero_grad(self) -> None:
         """Drops all gradients."""
-        self.inner.zero_grad()
+        for group in self.groups.values():
+            for param in group.values():
+                param.grad = None
 
-    def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
+    @torch.no_grad()
+    def step(self, scaler: LossScaler | None = None) -> None:
         """Clips and updates each group. A seed whose gradient is not finite is left out and counted.
 
         Args:
-            scaler: Scaled the loss before backward; unscales here, before clipping, and may skip the update.
+            scaler: Scaled the loss before backward; with it a host whose gradient is not finite is left out too.
         """
+        trained: dict[str, list[Tensor]] = {
+            name: [p for p in group.values() if p.grad is not None] for name, group in self.groups.items()
+        }
+        gradients = {name: [p.grad for p in params if p.grad is not None] for name, params in trained.items()}
+        together = [grad for grads in gradients.values() for grad in grads]
+        if not together:
+            return
         if scaler is not None:
-            scaler.unscale_(self.inner)
-        present = {name: [p.grad for p in group.values() if p.grad is not None] for name, group in self.groups.items()}
-        gradients = [grad for grads in present.values() for grad in grads]
-        norms = iter(torch._foreach_norm(gradients) if gradients else ())
-        for name, grads in present.items():
-            if grads:
-                self._clip(name, grads, torch.stack([next(norms) for _ in grads]))
-        if scaler is None:
-            self.inner.step()
-        else:
-            scaler.step(self.inner)
-            scaler.update()
+            torch._foreach_div_(together, scaler.scale)
+        norms = iter(torch._foreach_norm(together))
+        self._values = None
+        for name, grads in gradients.items():
+            if not grads:
+                continue
+            self._norms[name] = torch.stack([next(norms) for _ in grads])
+            total = torch.linalg.vector_norm(self._norms[name])
+            self._clip_factors[name] = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
+            torch._foreach_mul_(grads, self._clip_factors[name])
+            skip = None
+            if name != HOST or scaler is not None:
+                # A flag on the device: the update of a broken seed must not happen at all, and to ask here whether it
+                # is broken would make every batch wait for the device.
+                skip = (~total.isfinite()).float()
+                self._skipped[name] = self._skipped[name] + skip if name in self._skipped else skip
+                if scaler is not None and name == HOST:
+                    scaler.update(skip)
+            self._update(trained[name], grads, self.spec.weight_decay if name == HOST else 0.0, skip)
 
-    def _clip(self, name: str, grads: list[Tensor], norms: Tensor) -> None:
-        total = torch.linalg.vector_norm(norms)
-        self._norms[name] = norms
-        if name != HOST:
-            # sync: the update of a broken seed must not happen at all; zero gradients would still move its weights
-            finite = math.isfinite(total.item())
-            self._finite[name] = self._finite.get(name, True) and finite
-            if not finite:
-                self.num_skipped[name] = self.num_skipped.get(name, 0) + 1
-                for param in self.groups[name].values():
-                    param.grad = None
-                return
-        self._clip_factors[name] = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
-        torch._foreach_mul_(grads, self._clip_factors[name])
+    def _update(self, params: list[Tensor], grads: list[Tensor], weight_decay: float, skip: Tensor | None) -> None:
+        """One call of a fused kernel, which does nothing at all where `skip` is 1."""
+        for param in params:
+            if param not in self.state:
+                self.state[param] = self._fresh_state(param)
+        states = [self.state[param] for param in params]
+        if self.spec.kind == "adamw":
+            steps = [state["step"] for state in states]
+            if skip is None:
+                torch._foreach_add_(steps, 1)
+            else:  # a list: torch would read a single tensor as a number
+                torch._foreach_add_(steps, [1 - skip] * len(steps))
+            torch._fused_adamw_(
+                params,
+                grads,
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                steps,
+                lr=self.lr,
+                beta1=BETAS[0],
+                beta2=BETAS[1],
+                weight_decay=weight_decay,
+                eps=EPS,
+                amsgrad=False,
+                maximize=False,
+                found_inf=skip,
+            )
+        else:
+            torch._fused_sgd_(
+                params,
+                grads,
+                [state["momentum_buffer"] for state in states] if self.spec.momentum else [],
+                weight_decay=weight_decay,
+                momentum=self.spec.momentum,
+                lr=self.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=False,
+                found_inf=skip,
+            )
+
+    def _fresh_state(self, param: Tensor) -> dict[str, Tensor]:
+        if self.spec.kind == "adamw":
+            step = torch.zeros((), dtype=torch.float32, device=param.device)
+            return {"step": step, "exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+        return {"momentum_buffer": torch.zeros_like(param)} if self.spec.momentum else {}
 
     def clip_factors(self) -> dict[nn.Parameter, Tensor]:
         """What clipping multiplied each gradient of the last step by: divide by it for the gradient as it was."""
         return {param: self._clip_factors[name] for name in self._clip_factors for param in self.groups[name].values()}
 
+    # ---- what was seen, as numbers
+
+    @property
+    def has_unread(self) -> bool:
+        """True if gradients were seen that nobody has read of."""
+        return bool(self._norms) and self._values is None
+
+    def numbers(self) -> Tensor:
+        """By group: the norms of its gradients in the last batch, and how many updates were left out in this epoch."""
+        parts = []
+        for name, norms in self._norms.items():
+            parts += [norms, self._skipped[name][None]] if name in self._skipped else [norms]
+        return torch.cat(parts).double()
+
+    def take(self, values: Sequence[float]) -> None:
+        """Takes what `numbers` returned, read by somebody who had more to read."""
+        rest = iter(values)
+        self._values = {}
+        for name, norms in self._norms.items():
+            found = list(islice(rest, len(norms)))
+            self._values[name] = (found, int(next(rest)) if name in self._skipped else 0)
+
     def finish_epoch(self) -> dict[str, GradientEvidence]:
         """What was seen of each group since the last call, and starts anew."""
+        if self.has_unread:
+            self.take(self.numbers().tolist())  # sync: where no engine has read it with all else
         seen = {name: self._evidence(name) for name in self.groups}
-        self._finite.clear()
         self._norms.clear()
+        self._skipped.clear()
+        self._values = None
         return seen
 
     def _evidence(self, name: str) -> GradientEvidence:
-        if name not in self._norms:
+        if self._values is None or name not in self._values:
             return NO_GRADIENTS
-        norms = self._norms[name].double().tolist()  # sync: once per group and epoch, read by gates and reports
-        weights = sum(p.numel() for p in self.groups[name].values())
+        norms, num_skipped = self._values[name]
+        if num_skipped:
+            self.num_skipped[name] = self.num_skipped.get(name, 0) + num_skipped
         return gradient_evidence(
             norms,
             num_tensors=len(self.groups[name]),
-            num_weights=weights,
+            num_weights=sum(p.numel() for p in self.groups[name].values()),
             clip_norm=self.clip_norm,
-            finite=self._finite.get(name, True),
+            finite=num_skipped == 0,
         )
 
     # ---- state
@@ -173,8 +248,7 @@ class GrowingOptimizer:
             f"{name}.{key}": value
             for group in self.groups.values()
             for name, param in group.items()
-            for key, value in self.inner.state.get(param, {}).items()
-            if isinstance(value, Tensor)
+            for key, value in self.state.get(param, {}).items()
         }
 
     def load_named_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -185,7 +259,7 @@ class GrowingOptimizer:
                 of optimizer. Nothing has changed.
         """
         params = {name: param for group in self.groups.values() for name, param in group.items()}
-        fresh: dict[Tensor, dict[str, Any]] = {}
+        fresh: dict[Tensor, dict[str, Tensor]] = {}
         for full_name, value in tensors.items():
             name, _, key = full_name.rpartition(".")
             if name not in params:
@@ -206,8 +280,7 @@ class GrowingOptimizer:
                     f"optimizer state of {name!r} has {', '.join(sorted(fresh[param]))}; "
                     f"{self.spec.kind} needs {', '.join(sorted(STATE_ENTRIES[self.spec.kind]))}"
                 )
-        self.inner.state.clear()
-        self.inner.state.update(fresh)
+        self.state = fresh
 
 
 def gradient_evidence(

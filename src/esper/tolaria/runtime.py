@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -63,6 +63,31 @@ def amp_dtype(choice: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if choice == "bf16" else torch.float16
 
 
+class LossScaler:
+    """By what the loss is multiplied so that gradients do not vanish in FP16. It stays on the device.
+
+    The rule is that of `torch.amp.GradScaler`: half of it after an overflow, twice as much after 2000 updates without
+    one. Torch's class reads it for every checkpoint, and takes a broken seed for an overflow of the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.scale = torch.full((), 65536.0, device=device)
+        self._growth = torch.zeros((), dtype=torch.int32, device=device)
+
+    def update(self, overflowed: Tensor) -> None:
+        """After a batch; `overflowed` is 1 where the update was left out, else 0."""
+        torch._amp_update_scale_(self.scale, self._growth, overflowed, 2.0, 0.5, 2000)
+
+    def numbers(self) -> Tensor:
+        """The state, still on the device."""
+        return torch.stack([self.scale.double(), self._growth.double()])
+
+    def load(self, values: Sequence[float]) -> None:
+        """Continues from a state."""
+        self.scale.fill_(values[0])
+        self._growth.fill_(int(values[1]))
+
+
 class Placement:
     """The place of one env on a device: its stream, its number type and, for FP16, its loss scaler."""
 
@@ -80,7 +105,7 @@ class Placement:
 
     def new_episode(self) -> None:
         """A fresh host gets a fresh loss scaler."""
-        self.scaler = torch.amp.GradScaler("cuda") if self.dtype is torch.float16 else None
+        self.scaler = LossScaler(self.device) if self.dtype is torch.float16 else None
 
     def running(self) -> AbstractContextManager[object]:
         """The block's work goes to this env's stream."""

@@ -161,7 +161,7 @@ def test_the_learning_rate_follows_the_schedule() -> None:
     seen = []
     for _ in range(HORIZON):
         worker.step([wait(0)])
-        seen.append(optimizer.inner.param_groups[0]["lr"])
+        seen.append(optimizer.lr)
     base = worker.envs[0].recipe.task.optimizer.lr
     assert seen[0] == base
     assert seen[-1] == pytest.approx(0.05 * base)

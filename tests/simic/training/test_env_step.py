@@ -362,7 +362,7 @@ def test_snapshots_of_another_version_or_task_are_refused() -> None:
     worker = engine()
     worker.reset(ONE)
     packed = worker.snapshot()[0]
-    with pytest.raises(ValueError, match="version 3, got 1"):
+    with pytest.raises(ValueError, match="version 4, got 1"):
         worker.restore({0: replace(packed, version=1)})
     with pytest.raises(ValueError, match="expected a snapshot of task 'digits_conv', got 'digits_blind'"):
         engine(tiny_task("digits_conv")).restore({0: packed})

@@ -27,12 +27,27 @@ MAX_RATIOS_LOGGED = 100
 
 def collect_per_layer_gradients(model: nn.Module, clip_factors: ClipFactors = UNCLIPPED) -> list[LayerGradientStats]:
     """Statistics of every gradient the model has, as it was before clipping, by one copy from the device."""
-    named = [(name, _unclipped(p, clip_factors)) for name, p in model.named_parameters() if p.grad is not None]
-    if not named:
-        return []
-    columns = [_column(gradient) for _, gradient in named]
-    rows = torch.stack(columns).tolist()  # sync: the one read
-    return [_stats(name, gradient.numel(), row) for (name, gradient), row in zip(named, rows, strict=True)]
+    layers = LayerGradients(model, clip_factors)
+    return list(layers.stats(layers.numbers().tolist()))  # sync: the one read
+
+
+class LayerGradients:
+    """Statistics of every gradient a model has, as it was before clipping, measured on its device and read later."""
+
+    def __init__(self, model: nn.Module, clip_factors: ClipFactors) -> None:
+        named = [(name, _unclipped(p, clip_factors)) for name, p in model.named_parameters() if p.grad is not None]
+        self._sizes = [(name, gradient.numel()) for name, gradient in named]
+        self._columns = [_column(gradient) for _, gradient in named]
+
+    def numbers(self) -> Tensor:
+        """All statistics in one row."""
+        return torch.cat(self._columns) if self._columns else torch.zeros(0, dtype=torch.float64)
+
+    def stats(self, values: Sequence[float]) -> tuple[LayerGradientStats, ...]:
+        """The statistics, from the numbers as they were read."""
+        step = len(values) // max(1, len(self._sizes))
+        rows = (values[start : start + step] for start in range(0, len(values), max(1, step)))
+        return tuple(_stats(name, size, row) for (name, size), row in zip(self._sizes, rows, strict=True))
 
 
 def check_numerical_stability(model: nn.Module, clip_factors: ClipFactors = UNCLIPPED) -> NumericalStability:

@@ -13,6 +13,7 @@ from esper.simic.agent.tamiyo_inputs import Observation, make_observation
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tamiyo.features import EnvView, FeatureContext, global_row, slot_rows
 from esper.tolaria.batches import Batch
+from esper.tolaria.runtime import LossScaler
 
 # K coalitions, B rows, C classes
 
@@ -39,12 +40,11 @@ def process_train_batch(env: ParallelEnvState, batch: Batch) -> None:
     env.train_rows += rows
 
 
-def _scaled_backward(env: ParallelEnvState, objective: Tensor, scaler: torch.amp.GradScaler) -> None:
-    scale = scaler.scale(torch.ones((), device=env.placement.device))
+def _scaled_backward(env: ParallelEnvState, objective: Tensor, scaler: LossScaler) -> None:
     for slot in env.model.all_slots():
         if slot.meter is not None:
-            slot.meter.loss_scale = scale
-    scaler.scale(objective).backward()  # type: ignore[no-untyped-call]
+            slot.meter.loss_scale = scaler.scale
+    (objective * scaler.scale).backward()  # type: ignore[no-untyped-call]
 
 
 def _mean_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:

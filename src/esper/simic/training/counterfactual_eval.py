@@ -31,7 +31,6 @@ from esper.leyline import (
 )
 from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards.types import family_points
-from esper.simic.telemetry.debug_telemetry import collect_per_layer_gradients
 from esper.simic.training.batch_ops import add_validation, collect_gradient_telemetry_for_batch, process_val_batch
 from esper.simic.training.epoch_metrics import EpochMetrics
 from esper.simic.training.parallel_env_state import ParallelEnvState
@@ -92,7 +91,7 @@ def report_epoch(env: ParallelEnvState, verdict: Verdict, restored_epoch: int | 
     report = _report(env, events, env.placement.train_timer.take_ms(), env.placement.val_timer.take_ms())
     if not env.gradient_detail or env.epoch is None or rolled_back:
         return report
-    return replace(report, gradients=tuple(collect_per_layer_gradients(env.model, env.optimizer.clip_factors())))
+    return replace(report, gradients=env.layer_gradients)
 
 
 _GOVERNOR_SEVERITY = {

@@ -6,8 +6,11 @@ extra. The governor's last healthy state is one, and a snapshot for another proc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from esper.leyline import (
     EnvSnapshot,
     GovernorState,
     HostLayout,
+    LayerGradientStats,
     RollbackReason,
     SeedStage,
     SlotTally,
@@ -33,6 +37,7 @@ from esper.leyline import (
     record,
 )
 from esper.runtime.tasks import TaskSpec
+from esper.simic.telemetry.debug_telemetry import LayerGradients
 from esper.simic.training.epoch_metrics import (
     PARAM_NORM,
     TRAIN_CORRECT,
@@ -51,7 +56,7 @@ from esper.tolaria.engine import EngineEnv
 from esper.tolaria.governor import LabelFacts, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 
-SNAPSHOT_VERSION = 3
+SNAPSHOT_VERSION = 4
 
 
 @record
@@ -97,9 +102,17 @@ class ParallelEnvState(EngineEnv):
     """What the last rollback undid."""
     on_move: Callable[[SlotTransition], None] = field(init=False)
     outbox: list[TelemetryEvent] = field(default_factory=list)
+    layer_gradients: tuple[LayerGradientStats, ...] = ()
+    """Of the last batch, if asked for."""
     _counts: ParamCounts | None = None
+    _readers: list[tuple[int, Callable[[Sequence[float]], None]]] = field(default_factory=list)
+    """Who gets how many of the numbers back, in order."""
+    _param_norm: float = math.nan
+    _scaler_state: list[float] | None = None
     train_rows: int = 0
     val_rows: int = 0
+    totals: Tensor = field(init=False)
+    """Sums over the batches of an epoch: they stay on the device until the one read of the step."""
     train_loss_sum: Tensor = field(init=False)
     train_correct: Tensor = field(init=False)
     val_losses: Tensor = field(init=False)
@@ -143,10 +156,39 @@ class ParallelEnvState(EngineEnv):
             self.totals[PARAM_NORM] = torch.stack(norms).sum()
         self.model.eval()
 
+    def numbers(self) -> Tensor:
+        """The totals, and what optimizer, seeds, loss scaler and a close look at the gradients have to say."""
+        found: list[tuple[Tensor, Callable[[Sequence[float]], None]]] = [(self.totals, self._take_totals)]
+        if self.optimizer.has_unread:
+            found.append((self.optimizer.numbers(), self.optimizer.take))
+        meters = [slot.meter for slot in self.model.all_slots() if slot.meter is not None]
+        found += [(meter.numbers(), meter.take) for meter in meters if meter.has_unread]
+        if self.placement.scaler is not None:
+            found.append((self.placement.scaler.numbers(), self._take_scaler))
+        self.layer_gradients = ()
+        if self.gradient_detail and self.epoch is not None:
+            layers = LayerGradients(self.model, self.optimizer.clip_factors())
+            found.append((layers.numbers(), partial(self._take_gradients, layers)))
+        self._readers = [(len(row), take) for row, take in found]
+        return torch.cat([row for row, _ in found])
+
+    def _take_totals(self, values: Sequence[float]) -> None:
+        self.metrics = measure(self.plan, values, train_rows=self.train_rows, val_rows=self.val_rows)
+        self._param_norm = values[PARAM_NORM]
+
+    def _take_scaler(self, values: Sequence[float]) -> None:
+        self._scaler_state = list(values)
+
+    def _take_gradients(self, layers: LayerGradients, values: Sequence[float]) -> None:
+        self.layer_gradients = layers.stats(values)
+
     def judge(self, values: Sequence[float]) -> Verdict:
-        """Turns the totals into the epoch's metrics and asks the governor about them."""
-        metrics = measure(self.plan, values, train_rows=self.train_rows, val_rows=self.val_rows)
-        self.metrics = metrics
+        """Turns the numbers into the epoch's metrics and evidence, and asks the governor about them."""
+        rest = iter(values)
+        for count, take in self._readers:
+            take(list(islice(rest, count)))
+        metrics = self.metrics
+        assert metrics is not None
         if self.epoch is None:
             return self.governor.begin(metrics.val_loss)
         assert metrics.train_loss is not None
@@ -155,7 +197,7 @@ class ParallelEnvState(EngineEnv):
             train_loss=metrics.train_loss,
             val_loss=metrics.val_loss,
             val_accuracy_share=metrics.val_accuracy_pct / 100.0,
-            param_norm=values[PARAM_NORM],
+            param_norm=self._param_norm,
         )
 
     def reported_state(self, verdict: Verdict) -> GovernorState:
@@ -211,7 +253,7 @@ class ParallelEnvState(EngineEnv):
         self.tallies = {slot_id: SlotTally(**books["tallies"][slot_id]) for slot_id in self.tallies}
         self._earlier_gain_pp = dict(books["earlier_gain_pp"])
         if self.placement.scaler is not None:
-            self.placement.scaler.load_state_dict(books["scaler"])
+            self.placement.scaler.load(books["scaler"])
         self.plan = plan_coalitions(self.model)
 
     def keep(self) -> None:
@@ -254,7 +296,7 @@ class ParallelEnvState(EngineEnv):
             "governor": self.governor.memory(),
             "tallies": {slot_id: asdict(tally) for slot_id, tally in self.tallies.items()},
             "earlier_gain_pp": dict(self._earlier_gain_pp),
-            "scaler": None if self.placement.scaler is None else self.placement.scaler.state_dict(),
+            "scaler": self._scaler_state,
         }
 
     # ---- moving to another process
