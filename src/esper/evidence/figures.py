@@ -12,11 +12,11 @@ import pandas as pd
 
 from esper.evidence import limits
 from esper.evidence.arms import ARMS
-from esper.evidence.growth_plot import BLACK, BLUE, GREEN, ORANGE, PINK, RED, SKY, YELLOW
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import KEY, Topology
 from esper.evidence.statistics import compare
 from esper.evidence.summary import Summary, exact_mean, metric_column
+from esper.karn.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, YELLOW
 
 PICTURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
 # Colour, marker, line: arms that share a colour differ in the others.
@@ -30,10 +30,10 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "fragrow": (PINK, "o", "-"),
     "heuristic": (GREEN, "o", "-"),
     "random": (ORANGE, "x", "--"),
-    "ppo_greedy": (RED, "*", "-"),
-    "ppo_sampled": (RED, "P", "--"),
+    "ppo_greedy": (VERMILION, "*", "-"),
+    "ppo_sampled": (VERMILION, "P", "--"),
 }
-BLUEPRINT_COLORS = (BLUE, RED, GREEN, ORANGE, PINK, SKY, BLACK, YELLOW)
+BLUEPRINT_COLORS = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK, YELLOW)
 
 Tables = dict[str, pd.DataFrame]
 """What each figure shows, by name: frontier, paired, mean_curves, growth."""

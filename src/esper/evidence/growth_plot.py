@@ -6,16 +6,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esper.karn.charts import BLUE, GREEN, PINK, SKY, VERMILION, YELLOW
 from esper.leyline import SeedStage
 
 if TYPE_CHECKING:
     from esper.evidence.host_runs import HostRun
     from esper.runtime.tasks import TaskSpec
 
-# Okabe and Ito's palette: distinct with any colour vision.
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PINK = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-)  # fmt: skip
 DRAWN_STAGES = {
     SeedStage.TRAINING: (YELLOW, "trains behind the host"),
     SeedStage.BLENDING: (SKY, "blends in"),
@@ -50,7 +47,7 @@ def plot_growth(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> b
 
 def _draw_curves(axes: Any, spec: TaskSpec, alone: HostRun, grown: HostRun) -> None:
     accuracy = spec.metric == "accuracy"
-    for label, run, color in (("left alone", alone, BLUE), ("grown", grown, RED)):
+    for label, run, color in (("left alone", alone, BLUE), ("grown", grown, VERMILION)):
         values = [report.val_accuracy_pct if accuracy else report.val_loss for report in run.reports]
         params = run.reports[-1].committed_params
         axes.plot(range(1, len(values) + 1), values, color=color, label=f"{label}: {params:,} parameters")

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette: distinguishable with any colour vision.
-BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-SKY, VERMILION, YELLOW = "#56B4E9", "#D55E00", "#F0E442"
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PINK = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+)  # fmt: skip
 TIMELINE_COLORS = {
     SeedStage.GERMINATED.name: "#999999",
     SeedStage.TRAINING.name: YELLOW,

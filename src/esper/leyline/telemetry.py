@@ -7,8 +7,9 @@ changing a meaning raises it, a new optional field does not. Readers ignore unkn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum, IntEnum
+from typing import Any
 
 from esper.leyline.env_payloads import (
     ActionTaken,
@@ -20,6 +21,7 @@ from esper.leyline.env_payloads import (
     RewardHackingSuspected,
     SeedEnded,
     SeedGerminated,
+    SeedMoved,
     SeedStageChanged,
 )
 from esper.leyline.policy_payloads import AnomalyDetected, PPOUpdateCompleted
@@ -249,47 +251,18 @@ def transition_event(
     move: SlotTransition, *, episode: int | None, env: int | None, epoch: int | None
 ) -> TelemetryEvent:
     """Turns one lifecycle move into its one event."""
-    kind, payload = _payload(move)
-    return TelemetryEvent(
-        type=kind, severity=Severity.INFO, round=None, episode=episode, env=env, epoch=epoch, data=payload
-    )
-
-
-def _payload(move: SlotTransition) -> tuple[TelemetryEventType, SeedGerminated | SeedStageChanged | SeedEnded]:
+    payload: type[SeedMoved]
+    renamed: dict[str, Any]
     if move.target is SeedStage.GERMINATED:
-        assert move.blueprint is not None
-        assert move.blend is not None
-        return TelemetryEventType.SEED_GERMINATED, SeedGerminated(
-            seed_id=move.seed_id,
-            slot_id=move.slot_id,
-            blueprint=move.blueprint,
-            blend=move.blend,
-            params=move.params,
-            cause=move.cause,
-        )
-    if move.target in (SeedStage.FOSSILIZED, SeedStage.PRUNED):
-        assert move.blueprint is not None
-        fossil = move.target is SeedStage.FOSSILIZED
-        kind = TelemetryEventType.SEED_FOSSILIZED if fossil else TelemetryEventType.SEED_PRUNED
-        return kind, SeedEnded(
-            seed_id=move.seed_id,
-            slot_id=move.slot_id,
-            blueprint=move.blueprint,
-            params=move.params,
-            from_stage=move.source.name,
-            epochs_total=move.age_epochs,
-            contribution_pp=move.contribution_pp,
-            cause=move.cause,
-        )
-    return TelemetryEventType.SEED_STAGE_CHANGED, SeedStageChanged(
-        seed_id=move.seed_id,
-        slot_id=move.slot_id,
-        from_stage=move.source.name,
-        to_stage=move.target.name,
-        alpha_share=move.alpha,
-        epochs_in_stage=move.epochs_in_stage,
-        cause=move.cause,
-    )
+        kind, payload, renamed = _T.SEED_GERMINATED, SeedGerminated, {}
+    elif move.target in (SeedStage.FOSSILIZED, SeedStage.PRUNED):
+        kind, payload = _T[f"SEED_{move.target.name}"], SeedEnded
+        renamed = {"from_stage": move.source.name, "epochs_total": move.age_epochs}
+    else:
+        kind, payload = _T.SEED_STAGE_CHANGED, SeedStageChanged
+        renamed = {"from_stage": move.source.name, "to_stage": move.target.name, "alpha_share": move.alpha}
+    same = {entry.name: getattr(move, entry.name) for entry in fields(payload) if entry.name not in renamed}
+    return make_event(kind, payload(**same, **renamed), episode=episode, env=env, epoch=epoch)
 
 
 def join_path(parts: Sequence[str | int]) -> str:

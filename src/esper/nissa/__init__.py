@@ -5,18 +5,3 @@ from esper.nissa.codec import encode
 from esper.nissa.hub import Hub, HubHealth, HubLimits, HubReport, TelemetryHub, get_hub, set_hub
 from esper.nissa.log_file import new_run_id
 from esper.nissa.writer import complain
-
-__all__ = [
-    "Backend",
-    "BackendReport",
-    "Hub",
-    "HubHealth",
-    "HubLimits",
-    "HubReport",
-    "TelemetryHub",
-    "complain",
-    "encode",
-    "get_hub",
-    "new_run_id",
-    "set_hub",
-]

@@ -3,5 +3,3 @@
 from esper.tamiyo.controller import Controller, Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller
 from esper.tamiyo.tracker import SignalTracker
-
-__all__ = ["CONTROLLERS", "Controller", "Setting", "SignalTracker", "make_controller"]

@@ -1,5 +1,3 @@
 """The agent: recurrent PPO over factored, masked actions. Importing this package loads no torch."""
 
 from esper.simic.agent.types import ActionDict, GradientStats, HeadEntropies, HeadLogProbs, PPOUpdateMetrics
-
-__all__ = ["ActionDict", "GradientStats", "HeadEntropies", "HeadLogProbs", "PPOUpdateMetrics"]

@@ -17,27 +17,3 @@ from esper.simic.rewards.types import (
     default_gamma,
     uncalibrated,
 )
-
-__all__ = [
-    "DEFAULT_MODE",
-    "FAMILY_NAMES",
-    "MIN_TERMINAL_DISCOUNT",
-    "MODES",
-    "Calibration",
-    "Ledger",
-    "RewardComponentsTelemetry",
-    "RewardConfig",
-    "RewardInputs",
-    "RewardMode",
-    "RewardWeights",
-    "SlotLedger",
-    "advance_ledger",
-    "calibrate",
-    "check_mode",
-    "compute_components",
-    "default_gamma",
-    "get_mode",
-    "open_ledger",
-    "suspicions",
-    "uncalibrated",
-]

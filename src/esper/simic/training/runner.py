@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from esper.leyline import THRESHOLDS, NumericFailure, Severity
 from esper.simic.telemetry.aggregation import aggregate_ppo_metrics
 
 if TYPE_CHECKING:
     from esper.simic.agent.types import PPOUpdateMetrics
-
-
-class Learner(Protocol):
-    """Anything that learns from the rollout it has just played."""
-
-    def update(self) -> PPOUpdateMetrics | None:
-        """One update; None for a controller that does not learn."""
-
-    def end_round(self) -> None:
-        """Called after the last update over a rollout."""
+    from esper.simic.client import Client
 
 
 class UpdatesFailed(NumericFailure):
     """Several updates in a row could not be performed: the policy no longer learns."""
 
 
-def run_ppo_updates(learner: Learner, num_skipped: int, num_updates: int = 1) -> tuple[PPOUpdateMetrics | None, int]:
+def run_ppo_updates(learner: Client, num_skipped: int, num_updates: int = 1) -> tuple[PPOUpdateMetrics | None, int]:
     """Updates the policy on one rollout, and counts the rounds in a row without an update.
 
     Fewer than `num_updates` follow if one is skipped or stopped by the KL limit.

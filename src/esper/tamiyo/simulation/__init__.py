@@ -6,5 +6,3 @@ know who decides or what is rewarded.
 
 from esper.tamiyo.simulation.worker import SimulatedWorker
 from esper.tamiyo.simulation.world import Cue, HostCurve, SimulatedBlueprint, SimulationSpec, Synergy
-
-__all__ = ["Cue", "HostCurve", "SimulatedBlueprint", "SimulatedWorker", "SimulationSpec", "Synergy"]
