@@ -64,7 +64,7 @@ def test_what_must_not_be_lost_survives_an_outage(
     assert seqs == sorted(set(seqs))
     assert [line["data"]["num_rounds_total"] for line in lines if line["type"] == "RUN_ENDED"] == [1, 2, 3, 4, 5]
     assert [line["data"]["window_rounds"] for line in lines if line["type"] == "TREND_DETECTED"] == [0, 9]
-    assert not unexplained(lines, report.next_seq)
+    assert not unexplained(lines, hub.next_seq)
     assert not report.complete
     assert capsys.readouterr().err.count("cannot be written") == 1  # once a minute, not once a try
 
@@ -78,9 +78,9 @@ def test_losses_to_the_disk_and_to_the_queue_are_told_apart(tmp_path: Path) -> N
             for _ in range(rng.randrange(6)):
                 hub.emit(rng.choice([trend(), ended(), trend(round=None)]))
             hub.flush(10)
-    report = hub.close()
+    hub.close()
     lines = read_lines(log_path(tmp_path))
-    assert not unexplained(lines, report.next_seq)
+    assert not unexplained(lines, hub.next_seq)
     reasons = {line["data"]["reason"] for line in lines if line["type"] == "EVENTS_DROPPED"}
     assert reasons == {"queue_full", "invalid", "write_failed"} or reasons == {"invalid", "write_failed"}
 
@@ -130,7 +130,7 @@ assert held > 10, held
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 report = hub.close()
 assert report.num_unwritten == 0, report
-print(report.next_seq)
+print(hub.next_seq)
 """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False

@@ -2,6 +2,6 @@
 
 from esper.nissa.backends import Backend, BackendReport
 from esper.nissa.codec import encode
-from esper.nissa.hub import Hub, HubHealth, HubLimits, HubReport, TelemetryHub, get_hub, set_hub
+from esper.nissa.hub import Hub, HubHealth, HubLimits, TelemetryHub, get_hub, set_hub
 from esper.nissa.log_file import new_run_id
 from esper.nissa.writer import complain

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -59,14 +59,18 @@ DEFAULT_LIMITS = HubLimits()
 
 @record
 class HubHealth:
-    """State of a hub right now."""
+    """State of a hub, and what became of its events so far."""
 
     queue_high_water: int = 0
     """Most events that ever waited for the writer at once."""
     num_held: int = 0
     """Events that wait in memory because the log cannot be written."""
+    num_unwritten: int = 0
+    """Accepted events that are not in the log, those included."""
     num_dropped: Mapping[str, int] = field(default_factory=dict)
     """Lost events by type, since this attempt began."""
+    num_late: int = 0
+    """Events offered after the hub was closed."""
     log_error: str | None = None
     must_stop: bool = False
     """True if the run should stop at the next round boundary, because its record is no longer good enough."""
@@ -74,22 +78,10 @@ class HubHealth:
     """CPU time of the writer's thread so far."""
     backends: Mapping[str, BackendReport]
 
-
-@record
-class HubReport:
-    """What became of a hub's events."""
-
-    next_seq: int
-    num_written: int = 0
-    num_unwritten: int = 0
-    """Accepted events that did not reach the log before it was closed."""
-    num_dropped: Mapping[str, int] = field(default_factory=dict)
-    num_late: int = 0
-    """Events offered after the hub was closed."""
-    log_error: str | None = None
-    complete: bool = True
-    """True if every event of this attempt is in the log."""
-    backends: Mapping[str, BackendReport]
+    @property
+    def complete(self) -> bool:
+        """True if every event of this attempt is in the log."""
+        return self.log_error is None and not self.num_unwritten and not self.num_dropped
 
 
 class Hub:
@@ -154,10 +146,10 @@ class Hub:
         """
         return True
 
-    def close(self, timeout: float = EXIT_TIMEOUT_S) -> HubReport:
+    def close(self, timeout: float = EXIT_TIMEOUT_S) -> HubHealth:
         """Writes what is left and ends the listeners, within `timeout` seconds. More calls only report again."""
         close_backends(self._backends, time.monotonic() + timeout)
-        return HubReport(next_seq=self._next_seq, backends=self._backend_reports())
+        return self.health()
 
     def health(self) -> HubHealth:
         """The state of the hub; works before and after `close`."""
@@ -292,7 +284,7 @@ class TelemetryHub(Hub):
             self._changed.wait_for(lambda: self._num_served >= mine or self._done, timeout)
             return self._flush_ok if self._num_served >= mine else self._done and self._log_error() is None
 
-    def close(self, timeout: float = EXIT_TIMEOUT_S) -> HubReport:
+    def close(self, timeout: float = EXIT_TIMEOUT_S) -> HubHealth:
         """Writes what is left and ends the listeners, within `timeout` seconds. More calls only report again."""
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -301,32 +293,23 @@ class TelemetryHub(Hub):
         self._thread.join(max(0.0, deadline - time.monotonic()))
         close_backends(self._backends, deadline)
         atexit.unregister(self.close)
-        with self._changed:
-            unwritten, dropped = len(self._queue) + self._writer.num_held, self._all_dropped()
-            error = self._log_error() if self._done else "the writer did not end in time"
-            return HubReport(
-                next_seq=self._next_seq,
-                num_written=self._writer.num_written,
-                num_unwritten=unwritten,
-                num_dropped=dropped,
-                num_late=self._num_late,
-                log_error=error,
-                complete=error is None and not unwritten and not dropped,
-                backends=self._backend_reports(),
-            )
+        health = self.health()
+        return health if self._done else replace(health, log_error="the writer did not end in time")
 
     def health(self) -> HubHealth:
         """The state of the hub; works before and after `close`."""
         with self._changed:
             held, error, dropped = self._writer.num_held, self._log_error(), self._all_dropped()
-            waiting = held + len(self._queue)
+            unwritten = held + len(self._queue)
             incomplete = bool(held or error or dropped)
             return HubHealth(
                 queue_high_water=self._high_water,
                 num_held=held,
+                num_unwritten=unwritten,
                 num_dropped=dropped,
+                num_late=self._num_late,
                 log_error=error,
-                must_stop=waiting > MAX_HELD or self._crash is not None or (self._require_complete and incomplete),
+                must_stop=unwritten > MAX_HELD or self._crash is not None or (self._require_complete and incomplete),
                 writer_cpu_ms=1000.0 * self._writer_cpu_s,
                 backends=self._backend_reports(),
             )

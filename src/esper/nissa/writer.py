@@ -87,7 +87,6 @@ class LogWriter:
         """Why the log cannot be written; None while it can."""
         self.sync_error: str | None = None
         """Why what is written could not be made durable, the last time it was tried."""
-        self.num_written = 0
         self._held: list[_Line] = []
         self._log = log
         self._retry_s = retry_s
@@ -153,7 +152,6 @@ class LogWriter:
             if self.error is None:
                 try:
                     self._log.append(b"".join(line.text for line in chunk))
-                    self.num_written += len(chunk)
                     continue
                 except OSError as error:
                     self._fail(error)
