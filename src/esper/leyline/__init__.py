@@ -23,7 +23,7 @@ from esper.leyline.gates import (
 )
 from esper.leyline.optim import AUGMENTATIONS, FINAL_LR_FACTOR, SCHEDULES, OptimSpec, lr_factor
 from esper.leyline.policy_payloads import (
-    AlarmChange, AnomalyDebug, AnomalyDetected, GradientStats, GradState, HeadEntropies, HeadUpdate, LayerGradientStats,
+    AnomalyDebug, AnomalyDetected, GradientStats, GradState, HeadEntropies, HeadUpdate, LayerGradientStats,
     LayerHealth, LSTMHealth, NumericalStability, ObservationHealth, PPOUpdateCompleted, PPOUpdateMetrics
 )
 from esper.leyline.protocols import EventSink, PolicyProtocol, RewardProtocol, Worker

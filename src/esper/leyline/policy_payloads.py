@@ -232,8 +232,8 @@ class AnomalyDebug:
 
 
 @record
-class AlarmChange:
-    """An alarm was entered, got worse or cleared."""
+class AnomalyDetected:
+    """An alarm was entered, got worse or cleared. Sent on change only, so it cannot flood."""
 
     kind: str
     """The metric of a row of the table of limits (THRESHOLDS)."""
@@ -248,11 +248,5 @@ class AlarmChange:
     """Readings in a row beyond a limit, this one included; 0 when it clears."""
     detail: str
     """More about it in words; may be empty."""
-
-
-@record
-class AnomalyDetected(AlarmChange):
-    """What changed about an alarm. Sent on change only, so it cannot flood."""
-
-    debug: AnomalyDebug | None
+    debug: AnomalyDebug | None = None
     """At level DEBUG, with alarms of the policy's update; about a host, EPOCH_COMPLETED has its gradients instead."""

@@ -14,7 +14,7 @@ import pytest
 from esper.leyline import THRESHOLDS, EpochReport, SeedStage, Severity, Threshold
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, LOSS_MIN_HISTORY, MIN_RATE_EPISODES, MIN_USABLE
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector, Finding
-from esper.simic.telemetry.readings import EnvContext, UpdateClock, UpdateInputs, wait_share
+from esper.simic.telemetry.readings import EnvContext, UpdateInputs, wait_share
 from tests.fakes import germinate, play, script_chooser, world
 from tests.simic.telemetry.updates import inputs, op_stats
 
@@ -51,13 +51,13 @@ def test_every_row_of_the_update_is_tested() -> None:
 
 def warm(detector: AnomalyDetector, updates: int = 25) -> None:
     for index in range(updates):
-        assert not detector.check_all(inputs(), UpdateClock(round=index)).findings
+        assert not detector.check_all(inputs(), index).findings
 
 
 def check(detector: AnomalyDetector, given: UpdateInputs, times: int = 1) -> list[Finding]:
     found: list[Finding] = []
     for _ in range(times):
-        found += detector.check_all(given, UpdateClock(round=99)).findings
+        found += detector.check_all(given, 99).findings
     return found
 
 
@@ -86,11 +86,11 @@ def test_a_row_speaks_just_beyond_its_limit(name: str, severity: Severity) -> No
     quiet, loud = AnomalyDetector(), AnomalyDetector()
     warm(quiet)
     warm(loud)
-    assert not [f for f in check(quiet, MAKERS[name](good), 5) if f.kind == name and f.severity is severity]
-    (found,) = [f for f in check(loud, MAKERS[name](bad), row.num_consecutive) if f.kind == name]
-    assert (found.state, found.severity, found.limit) == ("entered", severity, limit)
-    assert found.num_consecutive == row.num_consecutive
-    assert found.metric == ("entropy_share:slot" if name == "entropy_share" else name)
+    assert not [f for f in check(quiet, MAKERS[name](good), 5) if f.data.kind == name and f.severity is severity]
+    (found,) = [f for f in check(loud, MAKERS[name](bad), row.num_consecutive) if f.data.kind == name]
+    assert (found.data.state, found.severity, found.data.limit) == ("entered", severity, limit)
+    assert found.data.num_consecutive == row.num_consecutive
+    assert found.data.metric == ("entropy_share:slot" if name == "entropy_share" else name)
 
 
 @pytest.mark.parametrize("name", ["approx_kl", "entropy_share"])
@@ -102,24 +102,24 @@ def test_patient_rows_wait_for_a_run_of_bad_values(name: str) -> None:
     assert not check(detector, bad, 2)
     assert not check(detector, inputs())
     assert not check(detector, bad, 2)
-    assert [f.state for f in check(detector, bad)] == ["entered"]
+    assert [f.data.state for f in check(detector, bad)] == ["entered"]
 
 
 def test_skipped_updates_are_counted_in_a_row() -> None:
     detector = AnomalyDetector()
     skipped = inputs(performed=False)
-    told = [[(f.state, f.severity, f.value) for f in check(detector, skipped)] for _ in range(4)]
+    told = [[(f.data.state, f.severity, f.data.value) for f in check(detector, skipped)] for _ in range(4)]
     assert told == [[("entered", Severity.WARNING, 1.0)], [], [("worsened", Severity.CRITICAL, 3.0)], []]
-    assert [f.state for f in check(detector, inputs())] == ["cleared"]
-    assert [f.value for f in check(detector, skipped)] == [1.0]
+    assert [f.data.state for f in check(detector, inputs())] == ["cleared"]
+    assert [f.data.value for f in check(detector, skipped)] == [1.0]
 
 
 def test_an_update_that_looked_at_nothing_clears_no_alarm() -> None:
     detector = AnomalyDetector()
-    assert "num_nonfinite" in {f.kind for f in check(detector, inputs(gradient_stats__num_nonfinite=2))}
+    assert "num_nonfinite" in {f.data.kind for f in check(detector, inputs(gradient_stats__num_nonfinite=2))}
     skipped = inputs(performed=False, observations=None, lstm=None)
-    assert "num_nonfinite" not in {f.kind for f in check(detector, skipped)}
-    assert [f.state for f in check(detector, inputs()) if f.kind == "num_nonfinite"] == ["cleared"]
+    assert "num_nonfinite" not in {f.data.kind for f in check(detector, skipped)}
+    assert [f.data.state for f in check(detector, inputs()) if f.data.kind == "num_nonfinite"] == ["cleared"]
 
 
 def test_warm_up_silences_all_rows_but_the_marked_ones() -> None:
@@ -131,19 +131,19 @@ def test_warm_up_silences_all_rows_but_the_marked_ones() -> None:
         "gradient_stats__num_nonfinite": 1,
     }
     detector = AnomalyDetector()
-    first = {f.kind for f in check(detector, inputs(**awful), 5)}
+    first = {f.data.kind for f in check(detector, inputs(**awful), 5)}
     assert first == {"ratio_max", "num_nonfinite"}
-    sixth = {f.kind for f in check(detector, inputs(**awful))}
+    sixth = {f.data.kind for f in check(detector, inputs(**awful))}
     assert sixth == {"clip_fraction", "value_nrmse"}
     assert not check(detector, inputs(**awful), 14)
-    assert {f.kind for f in check(detector, inputs(**awful))} == {"return_corr"}
+    assert {f.data.kind for f in check(detector, inputs(**awful))} == {"return_corr"}
 
 
 def test_an_alarm_is_told_on_change_only_and_clears_with_a_margin() -> None:
     detector = AnomalyDetector()
     warm(detector)
     story = [0.31, 0.4, 0.6, 0.7, 0.4, 0.31, 0.29, 0.25, 0.21, 0.19, 0.1, 0.35]
-    told = [[f.state for f in check(detector, inputs(clip_fraction=v))] for v in story]
+    told = [[f.data.state for f in check(detector, inputs(clip_fraction=v))] for v in story]
     assert told == [["entered"], [], ["worsened"], [], [], [], [], [], [], ["cleared"], [], ["entered"]]
 
 
@@ -151,24 +151,24 @@ def test_what_is_not_a_number_is_critical_and_named_first() -> None:
     detector = AnomalyDetector()
     warm(detector)
     found = check(detector, inputs(total_loss=math.nan, ratio_max=math.inf, clip_fraction=math.nan))
-    assert [f.kind for f in found] == ["num_nonfinite", "clip_fraction", "ratio_max"]
+    assert [f.data.kind for f in found] == ["num_nonfinite", "clip_fraction", "ratio_max"]
     assert {f.severity for f in found} == {Severity.CRITICAL}
-    assert found[0].value == 2.0
+    assert found[0].data.value == 2.0
 
 
 @pytest.mark.parametrize("part", ["gradient_stats", "lstm", "observations"])
 def test_whatever_is_not_a_number_is_counted(part: str) -> None:
     (found,) = check(AnomalyDetector(), inputs(**{f"{part}__num_nonfinite": 3}))
-    assert (found.kind, found.value, found.severity) == ("num_nonfinite", 3.0, Severity.CRITICAL)
+    assert (found.data.kind, found.data.value, found.severity) == ("num_nonfinite", 3.0, Severity.CRITICAL)
 
 
 def test_what_was_not_measured_neither_raises_nor_clears() -> None:
     detector = AnomalyDetector()
     warm(detector)
     nothing = inputs(clip_fraction=None, approx_kl=None, lstm=None, observations=None, decision_share=None)
-    assert [f.kind for f in check(detector, inputs(clip_fraction=0.4))] == ["clip_fraction"]
+    assert [f.data.kind for f in check(detector, inputs(clip_fraction=0.4))] == ["clip_fraction"]
     assert not check(detector, nothing, 5)
-    assert [f.state for f in check(detector, inputs(clip_fraction=0.1))] == ["cleared"]
+    assert [f.data.state for f in check(detector, inputs(clip_fraction=0.1))] == ["cleared"]
 
 
 def test_heads_with_few_decisions_are_not_judged() -> None:
@@ -176,13 +176,13 @@ def test_heads_with_few_decisions_are_not_judged() -> None:
         detector = AnomalyDetector()
         warm(detector)
         bad = inputs(head_entropies__op=0.01, heads__op__num_usable=usable)
-        assert [f.metric for f in check(detector, bad, 3)] == expected
+        assert [f.data.metric for f in check(detector, bad, 3)] == expected
 
 
 def test_a_controller_that_does_not_learn_is_judged_by_what_it_does_to_hosts() -> None:
     fixed = replace(inputs(op_stats(wait=9, other=0), shaping_share=1.0, num_rollbacks_total=50), metrics=None)
     detector = AnomalyDetector()
-    assert [f.kind for f in check(detector, fixed)] == ["rollbacks_per_100_episodes", "shaping_share"]
+    assert [f.data.kind for f in check(detector, fixed)] == ["rollbacks_per_100_episodes", "shaping_share"]
     assert not check(detector, fixed, 30), "and never for waiting or for updates it does not make"
 
 
@@ -190,11 +190,11 @@ def test_rates_and_drift_need_enough_history() -> None:
     few = inputs(num_rollbacks_total=20, num_episodes_total=MIN_RATE_EPISODES - 1)
     enough = inputs(num_rollbacks_total=20, num_episodes_total=MIN_RATE_EPISODES)
     assert not check(AnomalyDetector(), few)
-    assert [f.kind for f in check(AnomalyDetector(), enough)] == ["rollbacks_per_100_episodes"]
+    assert [f.data.kind for f in check(AnomalyDetector(), enough)] == ["rollbacks_per_100_episodes"]
     for updates, expected in ((GRAD_MIN_HISTORY - 1, []), (GRAD_MIN_HISTORY, ["grad_drift"])):
         detector = AnomalyDetector()
         warm(detector, updates)
-        assert [f.kind for f in check(detector, inputs(gradient_stats__grad_norm=0.01))] == expected
+        assert [f.data.kind for f in check(detector, inputs(gradient_stats__grad_norm=0.01))] == expected
 
 
 def test_wait_share_is_among_free_decisions() -> None:
@@ -216,8 +216,8 @@ def test_a_checkpoint_changes_nothing() -> None:
     ]
     plain, resumed = AnomalyDetector(), AnomalyDetector()
     for given in story:
-        expected = plain.check_all(given, UpdateClock(round=0))
-        assert repr(resumed.check_all(given, UpdateClock(round=0))) == repr(expected)
+        expected = plain.check_all(given, 0)
+        assert repr(resumed.check_all(given, 0)) == repr(expected)
         saved = json.loads(json.dumps(resumed.state_dict(), allow_nan=False))
         resumed = AnomalyDetector()
         resumed.load_state_dict(saved)
@@ -251,7 +251,7 @@ def test_sick_and_dormant_seeds(field: str, kind: str) -> None:
         sick, detector = report_with(**{field: bad}), AnomalyDetector()
         told = [detector.check_all(sick, epoch_of(0, epoch)).findings for epoch in range(1, 1 + row.num_consecutive)]
         assert not any(told[:-1])
-        assert [(f.metric, f.severity) for f in told[-1]] == [(f"{kind}:r0c0", severity)]
+        assert [(f.data.metric, f.severity) for f in told[-1]] == [(f"{kind}:r0c0", severity)]
 
 
 def test_a_jump_of_the_loss_is_told_before_the_governor_acts() -> None:
@@ -262,7 +262,7 @@ def test_a_jump_of_the_loss_is_told_before_the_governor_acts() -> None:
     assert not detector.check_all(calm, epoch_of(0, 7)).findings
     jump = report_with(val_loss=2.01)
     (found,) = detector.check_all(jump, epoch_of(0, 8)).findings
-    assert (found.kind, found.state, found.severity) == ("val_loss_ratio", "entered", Severity.WARNING)
+    assert (found.data.kind, found.data.state, found.severity) == ("val_loss_ratio", "entered", Severity.WARNING)
     broken = report_with(val_loss=math.nan)
     assert not detector.check_all(broken, epoch_of(0, 9)).findings  # open already, and it has one severity
 
@@ -277,7 +277,7 @@ def test_alarms_of_an_env_end_with_their_seed_or_host() -> None:
         assert detector.check_all(sick, epoch_of(0, 1)).raised
         assert not detector.check_all(sick, epoch_of(0, 1)).findings
         report = detector.check_all(later, ctx)
-        assert [(f.state, f.detail) for f in report.findings] == [("cleared", why)]
+        assert [(f.data.state, f.data.detail) for f in report.findings] == [("cleared", why)]
         assert not report.raised
 
 
@@ -297,7 +297,7 @@ def test_a_loss_that_is_no_number_is_no_part_of_what_is_usual() -> None:
         found = detector.check_all(report_with(val_loss=loss), epoch_of(0, epoch)).findings
         assert bool(found) == (epoch == LOSS_MIN_HISTORY), "told once"
     (cleared,) = detector.check_all(report_with(val_loss=1.0), epoch_of(0, len(losses))).findings
-    assert (cleared.kind, cleared.state, cleared.value) == ("val_loss_ratio", "cleared", 1.0)
+    assert (cleared.data.kind, cleared.data.state, cleared.data.value) == ("val_loss_ratio", "cleared", 1.0)
     json.dumps(detector.state_dict(), allow_nan=False)
 
 
@@ -324,5 +324,5 @@ def test_envs_have_alarms_of_their_own() -> None:
     assert detector.check_all(sick, epoch_of(0, 1)).raised
     assert detector.check_all(sick, epoch_of(1, 1)).raised
     calm = report_with()
-    assert [f.state for f in detector.check_all(calm, epoch_of(0, 2)).findings] == ["cleared"]
+    assert [f.data.state for f in detector.check_all(calm, epoch_of(0, 2)).findings] == ["cleared"]
     assert not detector.check_all(sick, epoch_of(1, 2)).findings

@@ -37,7 +37,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
     emit_with_env_context,
 )
-from esper.simic.telemetry.readings import EnvContext, UpdateClock
+from esper.simic.telemetry.readings import EnvContext
 from tests.fakes import germinate
 from tests.nissa.events import decode, log_path, open_hub
 from tests.nissa.samples import episode, profile
@@ -174,8 +174,8 @@ def test_alarms_carry_their_severity_and_raised_ones_the_bundle() -> None:
     bundle = AnomalyDebug(layers=None, stability=None, ratios=(3.0,), num_ratios_out_of_range=1)
     bad, worse = (1.5 * THRESHOLDS["ratio_max"].limit_of(s) for s in (Severity.WARNING, Severity.CRITICAL))
     for ratio in (1.0, bad, worse, 1.0):
-        report = detector.check_all(inputs(ratio_max=ratio), UpdateClock(round=2))
-        emit_anomaly_diagnostics(sink, report, UpdateClock(round=2), bundle)
+        report = detector.check_all(inputs(ratio_max=ratio), 2)
+        emit_anomaly_diagnostics(sink, report, 2, bundle)
     told = sink.of("ANOMALY_DETECTED")
     assert [(data.state, data.kind, data.value) for data in told] == [
         ("entered", "ratio_max", bad),
@@ -185,7 +185,7 @@ def test_alarms_carry_their_severity_and_raised_ones_the_bundle() -> None:
     assert [event.severity for event in sink.events] == [Severity.WARNING, Severity.CRITICAL, Severity.INFO]
     assert [data.debug for data in told] == [bundle, bundle, None]
     assert sink.events[0].env is None
-    findings = AnomalyDetector().check_all(inputs(ratio_max=9.0), UpdateClock(round=2)).findings
+    findings = AnomalyDetector().check_all(inputs(ratio_max=9.0), 2).findings
     emit_anomaly_diagnostics(sink, AnomalyReport(findings=findings), CTX)
     assert (sink.events[-1].env, sink.events[-1].epoch) == (1, 4)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from esper.leyline import Severity, TelemetryEventType, TelemetryLevel
+from esper.leyline import AnomalyDetected, Severity, TelemetryEventType, TelemetryLevel
 from esper.simic.telemetry.anomaly_detector import (
     AnomalyReport,
     EscalationState,
@@ -16,7 +16,7 @@ from esper.simic.telemetry.anomaly_detector import (
     level_at,
 )
 from esper.simic.telemetry.emitters import apply_slot_telemetry
-from esper.simic.telemetry.readings import EnvContext, UpdateClock
+from esper.simic.telemetry.readings import EnvContext
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
 
 T = 10
@@ -24,17 +24,16 @@ DEBUG, NORMAL = TelemetryLevel.DEBUG, TelemetryLevel.NORMAL
 
 
 def report(state: str = "entered") -> AnomalyReport:
-    finding = Finding(
+    data = AnomalyDetected(
         kind="clip_fraction",
         metric="clip_fraction",
         state=state,  # type: ignore[arg-type]
-        severity=Severity.WARNING,
         value=0.4,
         limit=0.3,
         num_consecutive=1,
         detail="",
     )
-    return AnomalyReport(findings=(finding,))
+    return AnomalyReport(findings=(Finding(data, Severity.WARNING),))
 
 
 CALM = AnomalyReport(findings=())
@@ -55,7 +54,7 @@ def debugged(state: EscalationState, env: int = 0, rounds: int = 8) -> list[int]
 
 
 def debugged_updates(state: EscalationState) -> list[int]:
-    return [r for r in range(8) if level_at(state, UpdateClock(round=r)) is DEBUG]
+    return [r for r in range(8) if level_at(state, r) is DEBUG]
 
 
 @pytest.mark.parametrize("clock", [at(1, 3), at(1, 8), at(1, 9)])
@@ -71,7 +70,7 @@ def test_an_alarm_of_an_env_covers_its_next_epochs_across_episodes(clock: EnvCon
 @pytest.mark.parametrize(("epochs", "covered"), [(5, 10), (10, 10), (14, 14), (25, 25)])
 def test_an_alarm_of_the_policy_covers_the_next_round_and_its_update(epochs: int, covered: int) -> None:
     state = escalation(epochs)
-    assert handle_telemetry_escalation(report(), state, UpdateClock(round=1)) is DEBUG
+    assert handle_telemetry_escalation(report(), state, 1) is DEBUG
     for env in (0, 3):
         assert debugged(state, env) == list(range(2 * T, 2 * T + covered))
     assert debugged_updates(state) == list(range(2, 2 + covered // T))
@@ -131,7 +130,7 @@ def test_asking_changes_nothing() -> None:
 @pytest.mark.parametrize("changes", [{"level": TelemetryLevel.OFF}, {"epochs": 0}])
 def test_off_and_unwanted_never_escalate(changes: dict[str, object]) -> None:
     state = escalation(**changes)
-    for clock in (at(0, 0), UpdateClock(round=0)):
+    for clock in (at(0, 0), 0):
         assert handle_telemetry_escalation(report(), state, clock) is state.level
     assert debugged(state) == []
 
@@ -139,7 +138,7 @@ def test_off_and_unwanted_never_escalate(changes: dict[str, object]) -> None:
 def test_windows_survive_a_checkpoint() -> None:
     state, resumed = escalation(), escalation()
     handle_telemetry_escalation(report(), state, at(2, 9, env=1))
-    handle_telemetry_escalation(report(), state, UpdateClock(round=4))
+    handle_telemetry_escalation(report(), state, 4)
     resumed.load_state_dict(json.loads(json.dumps(state.state_dict())))
     for env in (0, 1):
         assert debugged(resumed, env) == debugged(state, env) != []
@@ -167,7 +166,7 @@ def test_workers_learn_what_is_wanted_and_of_which_envs_more() -> None:
     handle_telemetry_escalation(report(), state, at(2, 3, env=1))
     apply_slot_telemetry(workers, state, [at(2, 4, env=0), at(2, 4, env=1)])
     assert (workers.wanted, workers.gradient_detail_envs) == (enabled(TelemetryLevel.DEBUG), frozenset({1}))
-    handle_telemetry_escalation(report(), state, UpdateClock(round=2))
+    handle_telemetry_escalation(report(), state, 2)
     apply_slot_telemetry(workers, state, [at(3, 0, env=0), at(3, 0, env=1)])
     assert workers.gradient_detail_envs == {0, 1}
 

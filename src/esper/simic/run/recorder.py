@@ -55,7 +55,7 @@ from esper.simic.telemetry.emitters import (
     emit_throughput,
     emit_with_env_context,
 )
-from esper.simic.telemetry.readings import EnvContext, UpdateClock, UpdateInputs
+from esper.simic.telemetry.readings import EnvContext, UpdateInputs
 from esper.simic.telemetry.report_events import (
     GateWatch,
     SuspicionWatch,
@@ -204,13 +204,13 @@ class RunRecorder(Recorder):
         """Emits the episodes, the update, alarms, counts and times of a round, and the round last."""
         profile, started = self._profile(summary, episodes, phases), time.thread_time()
         self._cpu_s = 0.0  # what follows is part of the next round's profile, as saving is
-        hub, clock, reads = self._hub, UpdateClock(round=round_idx), self._parts.reads
+        hub, reads = self._hub, self._parts.reads
         for env, episode in enumerate(episodes):
             last = max(0, episode.num_epochs - 1)
             ctx = EnvContext(round=round_idx, episode=round_idx, env=env, epoch=last)
             emit_reward_summary(hub, ctx, episode)
         self._num_rollbacks += summary.num_rollbacks
-        in_detail = metrics is not None and level_at(self._escalation, clock) is TelemetryLevel.DEBUG
+        in_detail = metrics is not None and level_at(self._escalation, round_idx) is TelemetryLevel.DEBUG
         if metrics is not None:
             emit_ppo_update_event(hub, round_idx, metrics, reads.layers() if in_detail else None)
         ops = self._choices.stats("op")
@@ -221,9 +221,9 @@ class RunRecorder(Recorder):
             num_episodes_total=summary.num_episodes_total,
             shaping_share=shaping_share(episodes),
         )
-        found = self._detector.check_all(inputs, clock)
-        emit_anomaly_diagnostics(hub, found, clock, reads.bundle() if in_detail and found.raised else None)
-        handle_telemetry_escalation(found, self._escalation, clock)
+        found = self._detector.check_all(inputs, round_idx)
+        emit_anomaly_diagnostics(hub, found, round_idx, reads.bundle() if in_detail and found.raised else None)
+        handle_telemetry_escalation(found, self._escalation, round_idx)
         emit_action_distribution(hub, round_idx, ops)
         emit_mask_hit_rates(hub, round_idx, self._choices.others())
         self._rolling = [*self._rolling, summary.rolling_accuracy_pct]

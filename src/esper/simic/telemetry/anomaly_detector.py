@@ -11,27 +11,19 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from esper.leyline import THRESHOLDS, AlarmChange, EpochReport, Severity, TelemetryLevel, Threshold, record
+from esper.leyline import THRESHOLDS, AnomalyDetected, EpochReport, Severity, TelemetryLevel, Threshold, record
 from esper.leyline.thresholds import GRAD_MIN_HISTORY, GRAD_WINDOW, LOSS_MIN_HISTORY, LOSS_WINDOW
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.telemetry.readings import (
-    Clock,
-    EnvContext,
-    Readings,
-    UpdateClock,
-    UpdateInputs,
-    epoch_readings,
-    update_readings,
-)
+from esper.simic.telemetry.readings import Clock, EnvContext, Readings, UpdateInputs, epoch_readings, update_readings
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 
 
-@record
-class Finding(AlarmChange):
+class Finding(NamedTuple):
     """One alarm that changed its state."""
 
+    data: AnomalyDetected
     severity: Severity
     """Of the alarm, also when it clears."""
 
@@ -45,7 +37,7 @@ class AnomalyReport:
     @property
     def raised(self) -> bool:
         """True if an alarm was entered or got worse."""
-        return any(found.state != "cleared" for found in self.findings)
+        return any(found.data.state != "cleared" for found in self.findings)
 
 
 @dataclass(slots=True)
@@ -74,7 +66,6 @@ class AnomalyDetector:
     def check_all(self, inputs: UpdateInputs | EpochReport, clock: Clock) -> AnomalyReport:
         """Checks the rows that apply: those of an env once per epoch, all others once per round."""
         if isinstance(inputs, UpdateInputs):
-            assert isinstance(clock, UpdateClock), "a round is checked at its end"
             return AnomalyReport(findings=tuple(self._check_update(inputs)))
         assert isinstance(clock, EnvContext), "an epoch belongs to an env"
         return AnomalyReport(findings=tuple(self._check_epoch(inputs, clock)))
@@ -169,16 +160,16 @@ def _finding(
     row: Threshold, metric: str, state: Literal["entered", "worsened", "cleared"], alarm: _Alarm, detail: str
 ) -> Finding:
     assert alarm.severity is not None
-    return Finding(
+    data = AnomalyDetected(
         kind=row.metric,
         metric=metric,
         state=state,
-        severity=alarm.severity,
         value=alarm.value,
         limit=row.limit_of(alarm.severity),
         num_consecutive=alarm.num_consecutive,
         detail=detail,
     )
+    return Finding(data, alarm.severity)
 
 
 def _kind(metric: str) -> str:
@@ -231,7 +222,7 @@ def level_at(state: EscalationState, clock: Clock) -> TelemetryLevel:
 
 def _level(state: EscalationState, clock: Clock, epochs_later: int) -> TelemetryLevel:
     now = _position(state, clock) + epochs_later
-    mine = (_POLICY,) if isinstance(clock, UpdateClock) else (_POLICY, clock.env)
+    mine = (_POLICY,) if isinstance(clock, int) else (_POLICY, clock.env)
     inside = any(env in state.windows and state.windows[env][0] <= now <= state.windows[env][1] for env in mine)
     return TelemetryLevel.DEBUG if inside else state.level
 
@@ -269,5 +260,5 @@ def carry_window(state: EscalationState, ctx: EnvContext) -> None:
 
 
 def _position(state: EscalationState, clock: Clock) -> int:
-    epoch = state.epochs_per_episode - 1 if isinstance(clock, UpdateClock) else clock.epoch
-    return clock.round * state.epochs_per_episode + epoch
+    round_idx, epoch = (clock, state.epochs_per_episode - 1) if isinstance(clock, int) else (clock.round, clock.epoch)
+    return round_idx * state.epochs_per_episode + epoch

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from esper.leyline import (
     ActionOutcome,
     ActionSpec,
     ActionTaken,
-    AlarmChange,
     AnomalyDebug,
-    AnomalyDetected,
     BatchSummary,
     ChoiceStats,
     CoalitionMeasured,
@@ -227,15 +225,15 @@ def emit_anomaly_diagnostics(
     hub: EventSink, report: AnomalyReport, clock: Clock, debug: AnomalyDebug | None = None
 ) -> None:
     """Emits ANOMALY_DETECTED per finding; `debug` goes with those that were entered or got worse."""
-    for found in report.findings:
-        cleared = found.state == "cleared"
-        change = {entry.name: getattr(found, entry.name) for entry in fields(AlarmChange)}
-        data = AnomalyDetected(**change, debug=None if cleared else debug)
-        severity = Severity.INFO if cleared else found.severity
+    for data, severity in report.findings:
+        if data.state == "cleared":
+            severity = Severity.INFO
+        elif debug is not None:
+            data = replace(data, debug=debug)
         if isinstance(clock, EnvContext):
             emit_env_event(hub, clock, T.ANOMALY_DETECTED, data, severity)
         else:
-            hub.emit(make_event(T.ANOMALY_DETECTED, data, severity, round=clock.round))
+            hub.emit(make_event(T.ANOMALY_DETECTED, data, severity, round=clock))
 
 
 def emit_env_event(

@@ -27,15 +27,8 @@ class EnvContext:
     epoch: int
 
 
-@record
-class UpdateClock:
-    """The policy update at the end of a round."""
-
-    round: int
-
-
-Clock = EnvContext | UpdateClock
-"""When something happened: an epoch of an env, or the update of a round."""
+Clock = EnvContext | int
+"""When something happened: an epoch of an env, or the policy's update at the end of a round."""
 
 
 @record
