@@ -79,12 +79,11 @@ def measure(config: TrainingConfig, level: str) -> dict[str, Any]:
     from esper.simic.run.recorder import RunRecorder
     from esper.simic.telemetry.telemetry_config import TelemetryConfig
     from esper.simic.training.vectorized import open_trainer
-    from esper.simic.training.vectorized_trainer import NeverStop
 
     with TemporaryDirectory(prefix="esper-") as folder:
         telemetry = TelemetryConfig(level=TelemetryLevel[level.upper()], escalation_epochs=0)
         with TelemetryHub(Path(folder), run_id="bench") as hub:
-            with open_trainer(config, partial(RunRecorder, hub, telemetry), NeverStop(), sink=hub) as trainer:
+            with open_trainer(config, partial(RunRecorder, hub, telemetry), sink=hub) as trainer:
                 started = time.thread_time()
                 trainer.run()
                 run_s = time.thread_time() - started

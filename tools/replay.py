@@ -35,7 +35,6 @@ from esper.simic.run.session import RunStart
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop
 
 STORED = Path(__file__).parent / "replay.json"
 DIGITS = TrainingConfig(
@@ -78,7 +77,7 @@ def play(config: TrainingConfig, data_dir: Path | None = None) -> dict[str, str]
         with TelemetryHub(Path(folder), run_id="replay") as hub:
             telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
             record = partial(open_recorder, RunStart(config=config), hub, telemetry, None)
-            with open_trainer(config, record, NeverStop(), sink=hub, data_dir=data_dir) as trainer:
+            with open_trainer(config, record, sink=hub, data_dir=data_dir) as trainer:
                 trainer.run()
                 files = run_files(trainer)
             assert hub.close().complete, "events were lost"

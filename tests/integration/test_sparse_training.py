@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
 
 
 @pytest.fixture(scope="module")
 def heard():
     heard = Listening()
-    with open_trainer(replace(TINY, reward_mode="sparse"), heard, NeverStop()) as trainer:
+    with open_trainer(replace(TINY, reward_mode="sparse"), heard) as trainer:
         trainer.run()
     return heard
 

@@ -8,7 +8,6 @@ import torch
 from esper.simic.client import SimicClient
 from esper.simic.run.run_state import STATE_FILE, read_run_files, run_files
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening, timeless
 
 RUN = replace(TINY, task="digits_blind", rounds=3, envs=4, episode_length=6, seed=7)
@@ -17,7 +16,7 @@ RUN = replace(TINY, task="digits_blind", rounds=3, envs=4, episode_length=6, see
 def play(config, saved=None, rounds=None):
     """Everything a run leaves behind that must not depend on the machine."""
     heard = Listening()
-    with open_trainer(config, heard, NeverStop(), saved=saved) as trainer:
+    with open_trainer(config, heard, saved=saved) as trainer:
         for _ in range(config.rounds - trainer.next_round if rounds is None else rounds):
             trainer.run_round()
         files = run_files(trainer)
@@ -66,7 +65,7 @@ def test_another_seed_gives_other_bits(reference):
 def test_training_draws_nothing_from_the_global_generator():
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
-    with open_trainer(replace(TINY, rounds=1), Listening(), NeverStop()) as trainer:
+    with open_trainer(replace(TINY, rounds=1), Listening()) as trainer:
         trainer.run()
     assert torch.equal(before, torch.random.get_rng_state())
 
@@ -78,7 +77,7 @@ def test_growth_really_happened(reference):
 
 
 def test_the_reward_scale_goes_on_too():
-    with open_trainer(RUN, Listening(), NeverStop()) as trainer:
+    with open_trainer(RUN, Listening()) as trainer:
         trainer.run_round()
         assert isinstance(trainer.client, SimicClient)
         state = read_run_files(run_files(trainer))

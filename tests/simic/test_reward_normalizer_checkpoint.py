@@ -8,13 +8,12 @@ from esper.leyline import ModelFileError
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.run.run_state import STATE_FILE, read_run_files, run_files
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
 
 
 @pytest.fixture(scope="module")
 def files():
-    with open_trainer(TINY, Listening(), NeverStop()) as trainer:
+    with open_trainer(TINY, Listening()) as trainer:
         trainer.run()
         return run_files(trainer), trainer.client.scale.state_dict()
 
@@ -29,7 +28,7 @@ def test_a_checkpoint_holds_the_scale_exactly(files):
 
 def test_a_resumed_run_scales_as_the_old_one_would(files):
     state = read_run_files(files[0])
-    with open_trainer(TINY, Listening(), NeverStop(), saved=state) as trainer:
+    with open_trainer(TINY, Listening(), saved=state) as trainer:
         assert trainer.client.scale.state_dict() == files[1]
         original = RewardNormalizer()
         original.load_state_dict(files[1])

@@ -11,11 +11,11 @@ from esper.karn.integrity import check_run
 from esper.nissa import set_hub
 from esper.simic import train_ppo_vectorized
 from esper.simic.client import FixedClient, SimicClient
+from esper.simic.run.stop_signals import StopSignals
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.helpers import train_heuristic
 from esper.simic.training.vectorized import check_controller, open_trainer, worker_plan
-from esper.simic.training.vectorized_trainer import NeverStop
 from esper.tolaria.governor import RollbackLimitReached
 from tests.simic.training.runs import TINY, Listening
 from tests.telemetry.logs import events_of, open_log
@@ -77,7 +77,7 @@ def test_overrides_are_checked_like_the_configuration():
 
 
 def test_the_policy_changes_and_its_input_does_not():
-    with open_trainer(TINY, Listening(), NeverStop()) as trainer:
+    with open_trainer(TINY, Listening()) as trainer:
         assert isinstance(trainer.client, SimicClient)
         before = {name: value.clone() for name, value in trainer.client.agent.network.named_parameters()}
         trainer.run()
@@ -87,7 +87,7 @@ def test_the_policy_changes_and_its_input_does_not():
 
 def test_the_recorder_hears_every_step_and_round_in_order():
     heard = Listening()
-    with open_trainer(TINY, heard, NeverStop()) as trainer:
+    with open_trainer(TINY, heard) as trainer:
         trainer.run()
     assert len(heard.steps) == 2 * 4
     assert [facts.after.reports[0].epoch for facts in heard.steps] == [0, 1, 2, 3] * 2
@@ -99,7 +99,7 @@ def test_the_recorder_hears_every_step_and_round_in_order():
 
 def test_paid_rewards_add_up_to_the_return_of_each_episode():
     heard = Listening()
-    with open_trainer(replace(TINY, rounds=1), heard, NeverStop()) as trainer:
+    with open_trainer(replace(TINY, rounds=1), heard) as trainer:
         trainer.run()
     ((_, _, episodes),) = heard.rounds
     for env, episode in enumerate(episodes):
@@ -113,7 +113,7 @@ def test_paid_rewards_add_up_to_the_return_of_each_episode():
 
 def test_rewards_are_scaled_by_a_scale_that_is_frozen_during_a_round():
     heard = Listening()
-    with open_trainer(TINY, heard, NeverStop()) as trainer:
+    with open_trainer(TINY, heard) as trainer:
         trainer.run_round()
         assert isinstance(trainer.client, SimicClient)
         scale = trainer.client.scale.scale
@@ -126,7 +126,7 @@ def test_rewards_are_scaled_by_a_scale_that_is_frozen_during_a_round():
 def test_the_first_round_is_learned_in_the_units_of_the_later_ones():
     """Nothing is known of the scale before the first round; it is applied to the whole round before the update."""
     heard = Listening()
-    with open_trainer(TINY, heard, NeverStop()) as trainer:
+    with open_trainer(TINY, heard) as trainer:
         trainer.run_round()
         assert isinstance(trainer.client, SimicClient)
         learned = trainer.client.buffer.rollout().rewards_TN
@@ -138,7 +138,7 @@ def test_the_first_round_is_learned_in_the_units_of_the_later_ones():
 @pytest.mark.parametrize(("given", "used"), [(None, 0.995), (0.9, 0.9)])
 def test_the_policy_and_the_reward_have_one_discount(given, used):
     """Shaping cancels only under the discount it was made with."""
-    with open_trainer(replace(TINY, gamma=given), Listening(), NeverStop()) as trainer:
+    with open_trainer(replace(TINY, gamma=given), Listening()) as trainer:
         assert isinstance(trainer.client, SimicClient)
         assert trainer.client.agent.config.gamma == used
         assert trainer.client.rewards.pricing.config.gamma == used
@@ -147,7 +147,7 @@ def test_the_policy_and_the_reward_have_one_discount(given, used):
 @pytest.mark.parametrize(("gamma", "warned"), [(None, False), (0.92, False), (0.91, True)])
 def test_a_discount_that_hides_the_end_of_an_episode_is_told_once(gamma, warned, capsys):
     """0.92 ** 4 = 0.716, 0.91 ** 4 = 0.686."""
-    with open_trainer(replace(TINY, gamma=gamma), Listening(), NeverStop()):
+    with open_trainer(replace(TINY, gamma=gamma), Listening()):
         told = capsys.readouterr().err
     words = "gamma 0.91 over episodes of T = 4 epochs leaves gamma ** T = 0.69 of what is paid at the end; below 0.7"
     assert told.count(words) == int(warned)
@@ -157,7 +157,7 @@ def test_a_discount_that_hides_the_end_of_an_episode_is_told_once(gamma, warned,
 
 def test_a_fixed_controller_runs_in_the_same_loop():
     heard = Listening()
-    with open_trainer(replace(TINY, controller="wait_only", rounds=1), heard, NeverStop()) as trainer:
+    with open_trainer(replace(TINY, controller="wait_only", rounds=1), heard) as trainer:
         history = trainer.run()
         assert isinstance(trainer.client, FixedClient)
     assert not history[0].update_performed
@@ -172,17 +172,15 @@ def test_train_heuristic_is_the_same_loop_with_the_heuristic():
 
 
 def test_a_stop_request_ends_the_run_at_the_boundary_and_saves():
-    class StopsAtOnce(NeverStop):
-        after_round = True
-
-    heard = Listening()
-    with open_trainer(TINY, heard, StopsAtOnce()) as trainer:
+    stop, heard = StopSignals(), Listening()
+    stop.after_round = True
+    with open_trainer(TINY, heard, stop) as trainer:
         assert len(trainer.run()) == 1
     assert heard.checkpoints == [(1, True)]
 
 
 def test_too_many_rollbacks_end_the_run(monkeypatch):
-    with open_trainer(TINY, Listening(), NeverStop()) as trainer:
+    with open_trainer(TINY, Listening()) as trainer:
         monkeypatch.setattr(trainer.rollbacks, "cap", 0)
         trainer.rollbacks.num_total = 1
         with pytest.raises(RollbackLimitReached):

@@ -15,7 +15,7 @@ from esper.simic.run.run_state import STATE_FILE, run_files
 from esper.simic.run.session import RunStart
 from esper.simic.telemetry.telemetry_config import TelemetryConfig
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop, VectorizedPPOTrainer
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from tests.integration.kills import lines
 from tests.nissa.events import open_hub
 from tests.simic.training.runs import timeless
@@ -30,7 +30,7 @@ def run_with(hub, config, level: TelemetryLevel, *, keep=None, **telemetry):
     chosen = TelemetryConfig(level=level, **telemetry)
     record = partial(open_recorder, RunStart(config=config), hub, chosen, None)
     seed_generators()
-    with open_trainer(config, record, NeverStop(), sink=hub) as trainer:
+    with open_trainer(config, record, sink=hub) as trainer:
         trainer.run()
         if keep is not None:
             keep.append(trainer)

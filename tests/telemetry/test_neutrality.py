@@ -21,7 +21,6 @@ from esper.simic.run import checkpoint_schedule, recorder
 from esper.simic.run import session as sessions
 from esper.simic.telemetry import anomaly_detector, opening
 from esper.simic.training import vectorized
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, generator_states, open_log, outcome_of, run_with, seed_generators
 from tests.telemetry.sessions import play_session
@@ -198,7 +197,7 @@ def test_a_listener_that_does_not_come_back_keeps_no_step_waiting(tmp_path, monk
     monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "limits", HubLimits(hang_s=1e9))
     monkeypatch.setattr(checkpoint_schedule, "FLUSH_TIMEOUT_S", 1e6)
     start = sessions.start_new(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path, "a")
-    with vectorized.open_session(start, NeverStop(), (Listener("hanging", write=hang),)) as opened:
+    with vectorized.open_session(start, None, (Listener("hanging", write=hang),)) as opened:
         assert inside.wait(60.0)
         opened.trainer.run()
         told = Counter(event["type"] for event in events_of(tmp_path / "a"))

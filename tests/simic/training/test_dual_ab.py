@@ -6,7 +6,6 @@ import pytest
 
 from esper.simic.training.dual_ab import check_comparable, differing_fields, paired_rounds
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
 
 WAIT = replace(TINY, controller="wait_only")
@@ -24,8 +23,8 @@ def test_only_pairs_are_compared():
 def test_both_sides_play_the_same_hosts_in_turns():
     heard = Listening(), Listening()
     with (
-        open_trainer(WAIT, heard[0], NeverStop()) as a,
-        open_trainer(replace(TINY, controller="random"), heard[1], NeverStop()) as b,
+        open_trainer(WAIT, heard[0]) as a,
+        open_trainer(replace(TINY, controller="random"), heard[1]) as b,
     ):
         *_, found = told = list(paired_rounds(a, b))
     first = [facts.before.reports for facts in (heard[0].steps[0], heard[1].steps[0])]
@@ -42,8 +41,8 @@ def test_both_sides_play_the_same_hosts_in_turns():
 def test_a_side_that_does_the_same_shows_no_difference():
     """The heuristic waits for a plateau, which four epochs do not show: both sides must then agree to the last bit."""
     with (
-        open_trainer(WAIT, Listening(), NeverStop()) as a,
-        open_trainer(replace(TINY, controller="plateau"), Listening(), NeverStop()) as b,
+        open_trainer(WAIT, Listening()) as a,
+        open_trainer(replace(TINY, controller="plateau"), Listening()) as b,
     ):
         *_, found = paired_rounds(a, b)
     assert set(found.differences_pp(2)) == {0.0}

@@ -8,14 +8,13 @@ from esper.leyline import RollbackReason, SeedStage
 from esper.simic.client import SimicClient
 from esper.simic.training.episode_rewards import EpisodeRewards, num_contributing_fossils, price_step
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
 
 
 @pytest.fixture(scope="module")
 def played():
     heard = Listening()
-    with open_trainer(replace(TINY, rounds=1), heard, NeverStop()) as trainer:
+    with open_trainer(replace(TINY, rounds=1), heard) as trainer:
         trainer.run()
         assert isinstance(trainer.client, SimicClient)
     return heard.steps, trainer.client
@@ -87,7 +86,7 @@ def test_a_lost_worker_ends_the_episode_without_a_price(played):
 def test_a_lost_env_counts_on_with_the_critics_value():
     """Losing a worker is outside the game: its last complete row is cut off, and the critic says what would follow."""
     heard = Listening()
-    with open_trainer(replace(TINY, rounds=1), heard, NeverStop()) as trainer:
+    with open_trainer(replace(TINY, rounds=1), heard) as trainer:
         client = trainer.client
         assert isinstance(client, SimicClient)
         trainer.run_round()

@@ -26,13 +26,13 @@ from esper.leyline import (
     make_event,
 )
 from esper.leyline.files import free_bytes
-from esper.nissa import Hub
+from esper.nissa import Hub, complain
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import StepFacts
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import run_started
 from esper.simic.run.run_state import run_files
-from esper.simic.run.session import RunStart
+from esper.simic.run.session import RunStart, log_trouble
 from esper.simic.telemetry.anomaly_detector import (
     AnomalyDetector,
     EscalationState,
@@ -132,6 +132,13 @@ class RunRecorder(Recorder):
         """CPU time of the training thread in here, for benchmarks."""
         self._cpu_s = 0.0
         self._writer_ms = 0.0
+
+    def must_stop(self) -> bool:
+        """Looks at the log once more at each boundary, and says so when it ends the run."""
+        if self.log_trouble is None and (trouble := log_trouble(self._hub)) is not None:
+            self.log_trouble = trouble
+            complain(f"stopping after this round: {trouble}")
+        return self.log_trouble is not None
 
     def round_begins(self, round_idx: int) -> None:
         """Starts the counts of a round."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from esper.simic.run.environment import identity, identity_differences
 from esper.simic.run.run_dir import RunDir, create_run, open_run
 from esper.simic.run.run_state import RunState, read_own
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
-from esper.simic.training.vectorized_trainer import StopRequest, VectorizedPPOTrainer
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tolaria.worker import StepCancelled
 
 TRACEBACK_CHARACTERS = 2_000
@@ -144,7 +144,6 @@ class Session:
 
     trainer: VectorizedPPOTrainer
     checkpoints: CheckpointWriter | None
-    watch: LogWatch
     log_complete: bool = True
     """Final when the session is closed."""
 
@@ -165,7 +164,7 @@ class Session:
         saved = None if self.checkpoints is None else self.checkpoints.saved_index
         if stopped is not None:
             code = stopped
-        elif not self.log_complete or self.watch.reason is not None:
+        elif not self.log_complete or self.trainer.recorder.log_trouble is not None:
             code = ExitCode.LOG_INCOMPLETE
         else:
             code = ExitCode.DONE if saved == self.trainer.next_round else ExitCode.STORAGE
@@ -184,42 +183,16 @@ def end_unopened(start: RunStart, stopped: ExitCode | None) -> SessionEnd:
 # ---- the log
 
 
-class LogWatch:
-    """A stop request that passes on another one, and ends a run at its next boundary when its log is not good enough.
+def log_trouble(hub: Hub) -> str | None:
+    """Why a log is not good enough for its run to go on; None if it is.
 
     The hub decides what is good enough: too much that waits for a disk, a writer that failed, or, where a complete log
-    was asked for, any loss and any error. An error that is over by the boundary, with nothing lost, does not stop.
+    was asked for, any loss and any error. An error that is over by now, with nothing lost, is none.
     """
-
-    def __init__(self, stop: StopRequest, hub: Hub) -> None:
-        self._stop, self._hub = stop, hub
-        self.reason: str | None = None
-        """Why the log ended the run; None if it did not."""
-
-    @property
-    def after_round(self) -> bool:
-        """True once somebody asked for a stop, or the log has to."""
-        if not self._stop.after_round and self.reason is None:
-            if self._hub.health().must_stop:
-                self._hub.flush(FLUSH_TIMEOUT_S, fsync=True)  # what failed a while ago may work by now
-            health = self._hub.health()
-            if health.must_stop:
-                self.reason = log_losses(health.num_held, health.num_dropped, health.log_error)
-                complain(f"stopping after this round: {self.reason}")
-        return self._stop.after_round or self.reason is not None
-
-    @property
-    def round_s(self) -> float | None:
-        """How long a round takes."""
-        return self._stop.round_s
-
-    @round_s.setter
-    def round_s(self, seconds: float | None) -> None:
-        self._stop.round_s = seconds
-
-    def watch(self, cancel: Callable[[], None]) -> None:
-        """Takes what makes a running step stop at once; the log itself never asks for that."""
-        self._stop.watch(cancel)
+    if hub.health().must_stop:
+        hub.flush(FLUSH_TIMEOUT_S, fsync=True)  # what failed a while ago may work by now
+    health = hub.health()
+    return log_losses(health.num_held, health.num_dropped, health.log_error) if health.must_stop else None
 
 
 def log_losses(num_unwritten: int, num_dropped: Mapping[str, int], error: str | None) -> str:
@@ -239,7 +212,6 @@ def emit_run_ended(
     trainer: VectorizedPPOTrainer | None,
     *,
     error: BaseException | None,
-    log_trouble: str | None,
     started_s: float,
 ) -> None:
     """Emits the last event of a session; a cancelled step or Ctrl-C is no failure, having no trainer is one."""
@@ -254,8 +226,8 @@ def emit_run_ended(
     if error is not None:
         name, message = type(error).__name__, str(error)
         tail = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:]
-    elif log_trouble is not None:
-        name, message = "LogIncomplete", log_trouble
+    elif trainer is not None and trainer.recorder.log_trouble is not None:
+        name, message = "LogIncomplete", trainer.recorder.log_trouble
     payload = RunEnded(
         status=status,  # type: ignore[arg-type]
         error_type=name,

@@ -80,7 +80,7 @@ def paired_rounds(a: VectorizedPPOTrainer, b: VectorizedPPOTrainer) -> Iterator[
             side.run_round()
         pairs.append(tuple(zip(a.client.episode_stats(), b.client.episode_stats(), strict=True)))
         yield PairedRounds(histories=(tuple(a.history), tuple(b.history)), pairs=tuple(pairs))
-        ends = a.next_round == a.config.rounds or a.stop.after_round or b.stop.after_round
+        ends = a.ends or b.ends
         for side in (a, b):
             side.offer_checkpoint(last=ends)
 

@@ -33,7 +33,8 @@ from esper.simic.run.environment import NOT_PROMISED
 from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_dir import CALIBRATIONS_DIR, RunDir
 from esper.simic.run.run_state import RunState
-from esper.simic.run.session import LogWatch, RunStart, Session, check_still_newest, emit_run_ended, log_losses
+from esper.simic.run.session import RunStart, Session, check_still_newest, emit_run_ended, log_losses
+from esper.simic.run.stop_signals import StopSignals
 from esper.simic.telemetry.debug_telemetry import (
     MAX_RATIOS_LOGGED,
     check_numerical_stability,
@@ -47,13 +48,7 @@ from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
-from esper.simic.training.vectorized_trainer import (
-    NeverStop,
-    Recorder,
-    RunParts,
-    StopRequest,
-    VectorizedPPOTrainer,
-)
+from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
 from esper.tamiyo.features import FeatureContext
@@ -102,7 +97,7 @@ def _check_learned(controller: str) -> None:
 @contextmanager
 def open_session(
     start: RunStart,
-    stop: StopRequest | None = None,
+    stop: StopSignals | None = None,
     listeners: Sequence[Backend] = (),
     *,
     data_dir: Path | None = None,
@@ -123,7 +118,6 @@ def open_session(
     config, run = start.config, start.run
     with nullcontext() if run is None else run.lock():
         hub, writer = (get_hub(), None) if run is None else _open_log(start, run, listeners)
-        watch = LogWatch(NeverStop() if stop is None else stop, hub)
         telemetry = config.telemetry()
         if not isinstance(hub, TelemetryHub):
             telemetry = replace(telemetry, level=TelemetryLevel.OFF)
@@ -133,15 +127,15 @@ def open_session(
         try:
             cache = None if run is None else run.path.parent / CALIBRATIONS_DIR
             with open_trainer(
-                config, record, watch, sink=hub, data_dir=data_dir, cache=cache, saved=start.saved
+                config, record, stop, sink=hub, data_dir=data_dir, cache=cache, saved=start.saved
             ) as trainer:
-                session = Session(trainer=trainer, checkpoints=writer, watch=watch)
+                session = Session(trainer=trainer, checkpoints=writer)
                 yield session
         except BaseException as error:
-            emit_run_ended(hub, trainer, error=error, log_trouble=watch.reason, started_s=started_s)
+            emit_run_ended(hub, trainer, error=error, started_s=started_s)
             raise
         else:
-            emit_run_ended(hub, trainer, error=None, log_trouble=watch.reason, started_s=started_s)
+            emit_run_ended(hub, trainer, error=None, started_s=started_s)
         finally:
             if run is not None:
                 complete = _close_log(run, hub)
@@ -230,7 +224,7 @@ class AgentReads:
 def open_trainer(
     config: TrainingConfig,
     record: Callable[[RunParts], Recorder],
-    stop: StopRequest,
+    stop: StopSignals | None = None,
     *,
     sink: EventSink | None = None,
     data_dir: Path | None = None,
@@ -242,7 +236,7 @@ def open_trainer(
     The scale of scores is read from the folder `cache`, or measured anew. `saved` is the boundary to go on from.
     `record` makes the recorder of log and checkpoints; `sink` takes the events of lost workers.
     """
-    task = training_task(config)
+    task, stop = training_task(config), StopSignals() if stop is None else stop
     data = load_task_data(task, data_dir)
     with TemporaryDirectory(prefix="esper-") as scratch:
         spec = make_worker_spec(
@@ -255,16 +249,16 @@ def open_trainer(
             if saved is None and config.calibration_runs:
                 scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache)
             client = _client(config, task, pool.layout, scale, saved)
-            parts = RunParts(config=config, task=task, data=data, pool=pool, client=client, reads=AgentReads(client))
-            trainer = VectorizedPPOTrainer(
-                config,
-                horizon=task.horizon,
+            parts = RunParts(
+                config=config,
+                task=task,
+                data=data,
                 pool=pool,
                 client=client,
-                recorder=record(parts),
-                stop=stop,
+                reads=AgentReads(client),
                 calibration=scale,
             )
+            trainer = VectorizedPPOTrainer(parts, record(parts), stop)
             if saved is not None:
                 trainer.restore(saved.counters, saved.history)
             yield trainer

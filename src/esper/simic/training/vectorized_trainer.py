@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from esper.leyline import (
     ActionExecutionResult,
     ActionSpec,
-    AnomalyDebug,
     BatchSummary,
     EpisodeCompleted,
-    LayerGradientStats,
     PhaseTime,
-    SeenByPolicy,
 )
 from esper.leyline.run_payloads import PHASES
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.client import Client, StepFacts
+from esper.simic.client import Client
 from esper.simic.rewards import Calibration
-from esper.simic.training.action_execution import EnvPool
+from esper.simic.run.stop_signals import StopSignals
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.episode_rewards import total_ops
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
@@ -35,36 +32,35 @@ from esper.simic.training.runner import check_updates, run_ppo_updates
 from esper.tolaria.governor import RollbackBudget
 from esper.tolaria.pool import EnginePool
 
+if TYPE_CHECKING:
+    from esper.simic.training.vectorized import AgentReads
+
 ROLLING_ROUNDS = 10
-
-
-class PolicyReads(Protocol):
-    """Detailed readings of the policy, at level DEBUG only because they cost something."""
-
-    def seen(self, facts: StepFacts, envs: Sequence[int]) -> dict[int, SeenByPolicy]:
-        """How unusual its observations were, by position of the env; empty for a fixed controller."""
-
-    def layers(self) -> Sequence[LayerGradientStats] | None:
-        """Its gradients, by layer; None if the last update had none."""
-
-    def bundle(self) -> AnomalyDebug:
-        """Evidence that goes with an alarm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """What a run is made of, for its recorder."""
+    """What a run is made of."""
 
     config: TrainingConfig
     task: TaskSpec
     data: Dataset
     pool: EnginePool
     client: Client
-    reads: PolicyReads
+    reads: AgentReads
+    calibration: Calibration | None
+    """For checkpoints; None where none was measured."""
 
 
 class Recorder(StepObserver):
     """Writes the log and the checkpoints of a run; this one writes nothing. It may not change what is learned."""
+
+    log_trouble: str | None = None
+    """Why the log ended the run; None if it did not."""
+
+    def must_stop(self) -> bool:
+        """True if the run has to end at this boundary, because its log is not good enough."""
+        return False
 
     def round_begins(self, round_idx: int) -> None:
         """The next round's episodes start."""
@@ -83,57 +79,20 @@ class Recorder(StepObserver):
         """Saves the run if it is time to, or if this was the last round."""
 
 
-class StopRequest(Protocol):
-    """Whether somebody wants the run to end."""
-
-    round_s: float | None
-    """How long a round takes, set by the trainer for messages."""
-
-    @property
-    def after_round(self) -> bool:
-        """True as soon as the run is to end at the next boundary."""
-
-    def watch(self, cancel: Callable[[], None]) -> None:
-        """Takes what makes a running step stop at once."""
-
-
-class NeverStop:
-    """Nobody stops this run."""
-
-    after_round = False
-    round_s: float | None = None
-
-    def watch(self, cancel: Callable[[], None]) -> None:
-        """Nothing will be cancelled."""
-
-
 class VectorizedPPOTrainer:
-    """One run, from its next round to its last. `calibration` is for checkpoints; None where none was measured."""
+    """One run, from its next round to its last."""
 
-    def __init__(
-        self,
-        config: TrainingConfig,
-        *,
-        horizon: int,
-        pool: EnvPool,
-        client: Client,
-        recorder: Recorder,
-        stop: StopRequest,
-        calibration: Calibration | None,
-    ) -> None:
-        self.config = config
-        self.horizon = horizon
-        self.pool = pool
-        self.client = client
+    def __init__(self, parts: RunParts, recorder: Recorder, stop: StopSignals) -> None:
+        self.config, self.horizon, self.calibration = parts.config, parts.task.horizon, parts.calibration
+        self.pool, self.client = parts.pool, parts.client
         self.recorder = recorder
         self.stop = stop
-        self.calibration = calibration
         self.history: list[BatchSummary] = []
         self.next_round = 0
         self.num_env_steps = 0
         self.num_skipped = 0
         self._clock = _PhaseClock()
-        self.rollbacks = RollbackBudget(config.rounds * config.envs)
+        self.rollbacks = RollbackBudget(self.config.rounds * self.config.envs)
 
     def run(self) -> list[BatchSummary]:
         """Plays and learns until the last round is done or a stop is asked for.
@@ -144,11 +103,16 @@ class VectorizedPPOTrainer:
         """
         while self.next_round < self.config.rounds:
             self.run_round()
-            ends = self.next_round == self.config.rounds or self.stop.after_round
+            ends = self.ends
             self.offer_checkpoint(last=ends)
             if ends:
                 break
         return self.history
+
+    @property
+    def ends(self) -> bool:
+        """True where the run ends at this boundary: all rounds are done, somebody asked for it, or its log has to."""
+        return self.next_round >= self.config.rounds or self.stop.after_round or self.recorder.must_stop()
 
     def offer_checkpoint(self, *, last: bool) -> None:
         """Saves the boundary if it is due, or if the run ends here. Its time counts as that of the next round."""

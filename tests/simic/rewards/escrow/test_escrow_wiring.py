@@ -6,7 +6,6 @@ import pytest
 
 from esper.simic.training.episode_rewards import EpisodeRewards, price_step
 from esper.simic.training.vectorized import open_trainer
-from esper.simic.training.vectorized_trainer import NeverStop
 from tests.simic.training.runs import TINY, Listening
 
 RUN = replace(TINY, task="digits_blind", reward_mode="escrow", rounds=1, envs=4, episode_length=16)
@@ -15,7 +14,7 @@ RUN = replace(TINY, task="digits_blind", reward_mode="escrow", rounds=1, envs=4,
 @pytest.fixture(scope="module")
 def played():
     heard = Listening()
-    with open_trainer(RUN, heard, NeverStop()) as trainer:
+    with open_trainer(RUN, heard) as trainer:
         trainer.run()
     return heard, trainer
 
@@ -46,7 +45,7 @@ def test_every_env_has_a_ledger_of_its_own(played):
 
 def test_a_new_round_starts_with_empty_ledgers():
     heard = Listening()
-    with open_trainer(replace(RUN, rounds=2, envs=2, episode_length=8), heard, NeverStop()) as trainer:
+    with open_trainer(replace(RUN, rounds=2, envs=2, episode_length=8), heard) as trainer:
         trainer.run()
     first_of_second = heard.steps[8]
     assert all(account.components.amounts["credit"] == 0.0 for account in first_of_second.rewards)
