@@ -17,7 +17,6 @@ import pytest
         "esper.simic.telemetry.emitters",
         "esper.simic.telemetry.report_events",
         "esper.simic.telemetry.aggregation",
-        "esper.simic.telemetry.opening",
     ],
 )
 def test_importing_loads_no_torch(module: str) -> None:

@@ -301,13 +301,13 @@ def test_a_stop_while_the_scale_is_measured_is_no_crash(tmp_path):
 
 
 def test_a_run_has_the_group_and_the_patience_it_was_given(tmp_path, monkeypatch):
-    configs, opened = [], vectorized.open_hub
+    configs, opened = [], vectorized.open_recorder
 
-    def note(config, *rest, **more):
-        configs.append(config)
-        return opened(config, *rest, **more)
+    def note(start, hub, telemetry, *rest):
+        configs.append(telemetry)
+        return opened(start, hub, telemetry, *rest)
 
-    monkeypatch.setattr(vectorized, "open_hub", note)
+    monkeypatch.setattr(vectorized, "open_recorder", note)
     train(*SMOKE, "--runs", tmp_path, "--run-id", "a", "--group", "wide", "--escalation-epochs", "0")
     train(*SMOKE, "--runs", tmp_path, "--run-id", "b", "--escalation-epochs", "3")
     assert [config.escalation_epochs for config in configs] == [0, 3]

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from esper.karn.replay import replay
 from esper.leyline import ActionSpec, LifecycleOp, LoggedEvent, wait
-from esper.nissa import HubLimits
+from esper.nissa import HubLimits, TelemetryHub
 from esper.simic.client import SimicClient
 from esper.simic.rewards import suspicion
 from esper.simic.run.session import RunStart, Session, start_again, start_new
-from esper.simic.telemetry import opening
 from esper.simic.training import vectorized
 from esper.simic.training.config import TrainingConfig
 from tests.nissa.events import make_strict
@@ -27,10 +27,15 @@ BLIND = replace(TINY, task="digits_blind", checkpoint_s=0.0)
 
 def play_session(start: RunStart, limits: HubLimits | None = None) -> Session:
     """Plays a run to its end; events that break the catalogue raise."""
-    make_hub = opening.TelemetryHub
+    own = {} if limits is None else {"limits": limits}
+
+    class StrictHub(TelemetryHub):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named, **own)
+            make_strict(self)
+
     with pytest.MonkeyPatch.context() as patch:
-        own = {} if limits is None else {"limits": limits}
-        patch.setattr(opening, "TelemetryHub", lambda *given, **named: make_strict(make_hub(*given, **named, **own)))
+        patch.setattr(vectorized, "TelemetryHub", StrictHub)
         with vectorized.open_session(start) as session:
             session.trainer.run()
     return session

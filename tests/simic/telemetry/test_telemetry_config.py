@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel, TrendDetected, make_event
-from esper.leyline.rundir import EVENTS_DIR, METRICS_DIR
-from esper.nissa import TelemetryHub
-from esper.simic.telemetry.opening import open_hub
+from esper.leyline.rundir import CHECKPOINTS_DIR, CONFIG_FILE, EVENTS_DIR, METRICS_DIR
+from esper.nissa import Hub, TelemetryHub
+from esper.simic.run.session import start_new
 from esper.simic.telemetry.telemetry_config import TelemetryConfig, enabled
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.vectorized import open_log
 
 
 def test_each_level_tells_at_least_what_the_one_below_does() -> None:
@@ -34,11 +37,17 @@ def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:
         TelemetryConfig(**{field: value})
 
 
+def opened(tmp_path: Path, **changes: Any) -> Hub:
+    start = start_new(replace(TrainingConfig(), **changes), tmp_path, "r", group="cohort")
+    assert start.run is not None
+    return open_log(start, start.run)[0]
+
+
 def test_off_touches_nothing(tmp_path: Path) -> None:
-    hub = open_hub(TelemetryConfig(level=TelemetryLevel.OFF), tmp_path / "run", run_id="r")
+    hub = opened(tmp_path, level="off")
     assert not isinstance(hub, TelemetryHub)
     hub.close()
-    assert not (tmp_path / "run").exists()
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == [CHECKPOINTS_DIR, CONFIG_FILE]
 
 
 def trend(round_idx: int | None) -> Any:
@@ -48,13 +57,12 @@ def trend(round_idx: int | None) -> Any:
 
 def test_settings_reach_the_hub(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    config = TelemetryConfig(require_complete=True, exporters=("tensorboard",))
-    with open_hub(config, tmp_path, run_id="r", group="cohort", first_seq=5) as hub:
+    with opened(tmp_path, require_complete=True, exporters=("tensorboard",)) as hub:
         assert isinstance(hub, TelemetryHub)
-        assert (hub.run_id, hub.group, hub.next_seq) == ("r", "cohort", 5)
+        assert (hub.run_id, hub.group, hub.next_seq) == ("r", "cohort", 0)
         hub.emit(trend(0))
         assert not hub.health().must_stop
         hub.emit(trend(None))
         assert hub.health().must_stop
-    assert list((tmp_path / METRICS_DIR).glob("events.*"))
-    assert (tmp_path / EVENTS_DIR / "a000-s5.jsonl").exists()
+    assert list((tmp_path / "r" / METRICS_DIR).glob("events.*"))
+    assert (tmp_path / "r" / EVENTS_DIR / "a000-s0.jsonl").exists()

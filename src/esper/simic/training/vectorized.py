@@ -22,7 +22,9 @@ from esper.leyline import (
     TelemetryLevel,
 )
 from esper.leyline.files import free_bytes
+from esper.leyline.rundir import METRICS_DIR
 from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
+from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
@@ -43,7 +45,7 @@ from esper.simic.telemetry.debug_telemetry import (
 )
 from esper.simic.telemetry.decisions import seen_by_policy
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, compute_grad_norm_surrogate
-from esper.simic.telemetry.opening import open_hub
+from esper.simic.telemetry.telemetry_config import Exporter
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
@@ -117,7 +119,7 @@ def open_session(
     """
     config, run = start.config, start.run
     with nullcontext() if run is None else run.lock():
-        hub, writer = (get_hub(), None) if run is None else _open_log(start, run, listeners)
+        hub, writer = (get_hub(), None) if run is None else open_log(start, run, listeners)
         telemetry = config.telemetry()
         if not isinstance(hub, TelemetryHub):
             telemetry = replace(telemetry, level=TelemetryLevel.OFF)
@@ -143,23 +145,30 @@ def open_session(
                     session.log_complete = complete
 
 
-def _open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend]) -> tuple[Hub, CheckpointWriter]:
-    """The log of a session and the writer of its checkpoints; the run's lock is held."""
+def open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend] = ()) -> tuple[Hub, CheckpointWriter]:
+    """The log of a session and the writer of its checkpoints; the run's lock is held. Level OFF touches nothing.
+
+    Raises:
+        RunBusy: The run has gone on since its checkpoint was chosen.
+        StorageError: The log cannot be written. Nothing is left of a new run.
+    """
     check_still_newest(start)
     for difference in start.differences:
         complain(f"{difference}: {NOT_PROMISED}")
-    facts = None if start.checkpoint is None else start.checkpoint.facts
+    facts, config = None if start.checkpoint is None else start.checkpoint.facts, start.config
+    first_seq = 0 if facts is None else facts.next_seq
     try:
-        hub = open_hub(
-            start.config.telemetry(),
-            run.path,
-            run_id=run.run_id,
-            first_seq=0 if facts is None else facts.next_seq,
-            group=start.group,
-            run_config=asdict(start.config),
-            env_steps=None if start.saved is None else start.saved.counters["num_env_steps"],
-            listeners=listeners,
-        )
+        if config.telemetry().level is TelemetryLevel.OFF:
+            hub = Hub(first_seq=first_seq, backends=listeners)
+        else:
+            hub = TelemetryHub(
+                run.path,
+                run_id=run.run_id,
+                group=start.group,
+                first_seq=first_seq,
+                backends=[*(_exporter(name, start, run) for name in config.exporters), *listeners],
+                require_complete=config.require_complete,
+            )
     except BaseException as error:
         free = free_bytes(run.path)
         if facts is None:
@@ -169,7 +178,14 @@ def _open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend]) -> tup
         raise
     attempt = hub.attempt if isinstance(hub, TelemetryHub) else 0 if facts is None else facts.attempt
     resumed_from = None if facts is None else facts.index
-    return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=start.config)
+    return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=config)
+
+
+def _exporter(name: Exporter, start: RunStart, run: RunDir) -> Backend:
+    if name == "tensorboard":
+        env_steps = None if start.saved is None else start.saved.counters["num_env_steps"]
+        return TensorBoardBackend(run.path / METRICS_DIR, purge_step=env_steps)
+    return WandbBackend(name, project="esper", run_id=run.run_id, config=asdict(start.config), folder=run.path)
 
 
 def _close_log(run: RunDir, hub: Hub) -> bool:
