@@ -256,7 +256,7 @@ def transition_event(
     if move.target is SeedStage.GERMINATED:
         kind, payload, renamed = _T.SEED_GERMINATED, SeedGerminated, {}
     elif move.target in (SeedStage.FOSSILIZED, SeedStage.PRUNED):
-        kind, payload = _T[f"SEED_{move.target.name}"], SeedEnded
+        kind, payload = TelemetryEventType[f"SEED_{move.target.name}"], SeedEnded
         renamed = {"from_stage": move.source.name, "epochs_total": move.age_epochs}
     else:
         kind, payload = _T.SEED_STAGE_CHANGED, SeedStageChanged
