@@ -15,7 +15,7 @@ from esper.leyline import BLENDS, HEAD_NAMES, LifecycleOp
 from esper.simic.agent.advantages import Rollout, with_gae
 from esper.simic.agent.policy import ValueHead, initialize_
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
-from esper.simic.agent.ppo_update import compute_losses, env_minibatches
+from esper.simic.agent.ppo_update import UpdateSettings, compute_losses, env_minibatches
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer, _tensors
 from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
 from tests.simic.agent.rounds import evaluate, learn_from, lived_buffer, same_bits, small_agent, small_world, weights
@@ -36,7 +36,9 @@ def test_the_ratio_is_one_at_first_and_moves_after() -> None:
     experience = with_gae(rollout, gamma=0.99, lam=0.95, std_floor=1.0)
     log_ratio = []
     for envs in env_minibatches(8, 4, torch.Generator().manual_seed(0)):
-        losses = compute_losses(agent.network, experience, envs, agent._settings())
+        losses = compute_losses(
+            agent.network, experience, envs, UpdateSettings.at(agent.config, agent.env_steps, agent.exploration)
+        )
         log_ratio.append(float(losses.joint_log_ratio_B.abs().max()))
         agent.optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
@@ -185,7 +187,9 @@ def _head_norms(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> list[float]:
     experience = with_gae(buffer.rollout(), gamma=0.99, lam=0.95, std_floor=1.0)
     experience = replace(experience, advantages_TNH=torch.ones_like(experience.advantages_TNH))
     agent.optimizer.zero_grad()
-    compute_losses(agent.network, experience, torch.arange(8), agent._settings()).policy.backward()  # type: ignore[no-untyped-call]
+    compute_losses(
+        agent.network, experience, torch.arange(8), UpdateSettings.at(agent.config, agent.env_steps, agent.exploration)
+    ).policy.backward()  # type: ignore[no-untyped-call]
     grads = [[p.grad for p in own if p.grad is not None] for own in agent.network.head_parameters().values()]
     return [float(torch.nn.utils.get_total_norm(own)) if own else 0.0 for own in grads]
 

@@ -332,12 +332,12 @@ def test_choices_are_counted_under_the_masks_they_were_made_with() -> None:
         specs += made
     for made_spec, step in zip(specs, steps, strict=True):
         counter.add(step.masks, made_spec, step.outcome)
-    ops = counter.stats("op")
+    ops, *others = counter.stats()
     assert ops.num_decisions == len(steps)
     assert sum(count.num_chosen for count in ops.choices.values()) == len(steps)
     assert ops.num_forced == sum(sum(step.masks.op) == 1 for step in steps)
     germinations = sum(made.op is LifecycleOp.GERMINATE for made in specs)
-    by_head = {stats.head: stats for stats in counter.others()}
+    by_head = {stats.head: stats for stats in others}
     assert list(by_head) == ["slot", "blueprint", "blend"]
     assert by_head["blend"].num_decisions == by_head["blueprint"].num_decisions == germinations > 0
     assert by_head["slot"].num_decisions == sum(made.op is not LifecycleOp.WAIT for made in specs)
@@ -346,4 +346,4 @@ def test_choices_are_counted_under_the_masks_they_were_made_with() -> None:
             assert count.num_ok <= count.num_chosen <= count.num_legal <= stats.num_decisions
     assert set(by_head["blend"].choices) == set(BLENDS)
     counter.begin()
-    assert counter.stats("op").num_decisions == 0
+    assert counter.stats()[0].num_decisions == 0

@@ -203,12 +203,7 @@ class RecurrentPPO:
                     "env down"
                 )
             self.network.value.rescale(experience.returns_TN[rollout.valid_TN])
-            settings = UpdateSettings(
-                config=config,
-                learning_rate=config.learning_rate_at(self.env_steps),
-                entropy_coef=config.entropy_coef_at(self.env_steps),
-                exploration=self._exploration,
-            )
+            settings = UpdateSettings.at(config, self.env_steps, self._exploration)
             result = run_epochs(self.network, self.optimizer, experience, settings, self._generator("ppo"))
             self.last_ratios_B = result.ratios_B
             # Only now: acting and learning of one rollout see the same scale.

@@ -115,7 +115,8 @@ class PPOAgent:
         If no row is valid, or a return is not finite, nothing changes and the metrics say why.
         """
         self.last_ratios_B = None
-        rollout, config, settings = buffer.rollout(), self.config, self._settings()
+        rollout, config = buffer.rollout(), self.config
+        settings = UpdateSettings.at(config, self.env_steps, self.exploration)
         if not bool(rollout.valid_TN.any()):
             return skipped_metrics("no valid step", settings, HEAD_NAMES)
         experience = with_gae(
@@ -190,14 +191,6 @@ class PPOAgent:
             raise ModelFileError(f"{FACTS_FILE}: does not describe an agent of this release ({error})") from error
         unpack_(agent.network, agent.optimizer, files)
         return agent
-
-    def _settings(self) -> UpdateSettings:
-        return UpdateSettings(
-            config=self.config,
-            learning_rate=self.config.learning_rate_at(self.env_steps),
-            entropy_coef=self.config.entropy_coef_at(self.env_steps),
-            exploration=self.exploration,
-        )
 
     def _with_memory(self, inputs: TamiyoInputs) -> TamiyoInputs:
         """Without memory every step is the first of its episode."""

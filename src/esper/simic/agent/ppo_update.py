@@ -40,6 +40,12 @@ class UpdateSettings:
     entropy_coef: float
     exploration: Exploration
 
+    @classmethod
+    def at(cls, config: PPOConfig, env_steps: int, exploration: Exploration) -> UpdateSettings:
+        """The settings after so many env steps."""
+        learning_rate, entropy_coef = config.learning_rate_at(env_steps), config.entropy_coef_at(env_steps)
+        return cls(config=config, learning_rate=learning_rate, entropy_coef=entropy_coef, exploration=exploration)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:

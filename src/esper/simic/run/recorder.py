@@ -220,7 +220,7 @@ class RunRecorder(Recorder):
         in_detail = metrics is not None and level_at(self._escalation, round_idx) is TelemetryLevel.DEBUG
         if metrics is not None:
             emit_ppo_update_event(hub, round_idx, metrics, reads.layers() if in_detail else None)
-        ops = self._choices.stats("op")
+        ops, *others = self._choices.stats()
         inputs = UpdateInputs(
             metrics=metrics,
             ops=ops,
@@ -232,7 +232,7 @@ class RunRecorder(Recorder):
         emit_anomaly_diagnostics(hub, found, round_idx, reads.bundle() if in_detail and found.raised else None)
         handle_telemetry_escalation(found, self._escalation, round_idx)
         emit_action_distribution(hub, round_idx, ops)
-        emit_mask_hit_rates(hub, round_idx, self._choices.others())
+        emit_mask_hit_rates(hub, round_idx, others)
         self._rolling = [*self._rolling, summary.rolling_accuracy_pct]
         emit_trend(hub, round_idx, find_trend(self._rolling, self._parts.config.rounds))
         emit_throughput(hub, round_idx, profile)

@@ -136,53 +136,43 @@ class ChoiceCounter:
 
     def __init__(self, layout: HostLayout) -> None:
         self._layout = layout
-        self._names = _choice_names(layout)
-        self.begin()
+        self._noted: list[tuple[ActionMasks, ActionSpec, ActionOutcome]] = []
 
     def begin(self) -> None:
         """Starts a round."""
-        self._noted: list[tuple[ActionMasks, ActionSpec, ActionOutcome]] = []
-        self._legal: Counter[tuple[str, str]] = Counter()
-        self._chosen: Counter[tuple[str, str]] = Counter()
-        self._ok: Counter[tuple[str, str]] = Counter()
-        self._num_decisions: Counter[str] = Counter()
-        self._num_forced: Counter[str] = Counter()
+        self._noted = []
 
     def add(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome) -> None:
         """Notes one decision, under the masks it was made with. Counting waits until somebody asks."""
         self._noted.append((masks, spec, outcome))
 
-    def _count(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome) -> None:
-        for head in heads_used_by(spec.op):
-            legal = [name for name, open_ in zip(self._names[head], self._row(head, masks, spec), strict=True) if open_]
-            chosen = head, spec.op.name if head == "op" else getattr(spec, head)
-            self._legal.update((head, name) for name in legal)
-            self._chosen[chosen] += 1
-            self._ok[chosen] += outcome.applied
-            self._num_decisions[head] += 1
-            self._num_forced[head] += len(legal) == 1
+    def stats(self) -> list[ChoiceStats]:
+        """The counts of every head in sampling order, that of the op first."""
+        names = _choice_names(self._layout)
+        return [self._count(head, names[head]) for head in SAMPLING_ORDER]
 
-    def stats(self, head: str) -> ChoiceStats:
+    def _count(self, head: str, names: Sequence[str]) -> ChoiceStats:
         """The counts of one head; choices that were never legal are left out."""
-        noted, self._noted = self._noted, []
-        for each in noted:
-            self._count(*each)
+        legal, chosen, ok = Counter[str](), Counter[str](), Counter[str]()
+        num_forced = 0
+        for masks, spec, outcome in self._noted:
+            if head in heads_used_by(spec.op):
+                row = self._row(head, masks, spec)
+                legal.update(compress(names, row))
+                choice = spec.op.name if head == "op" else getattr(spec, head)
+                chosen[choice] += 1
+                ok[choice] += outcome.applied
+                num_forced += sum(row) == 1
         return ChoiceStats(
             head=head,
             choices={
-                name: ChoiceCount(
-                    num_legal=self._legal[head, name], num_chosen=self._chosen[head, name], num_ok=self._ok[head, name]
-                )
-                for name in self._names[head]
-                if self._legal[head, name]
+                name: ChoiceCount(num_legal=legal[name], num_chosen=chosen[name], num_ok=ok[name])
+                for name in names
+                if legal[name]
             },
-            num_decisions=self._num_decisions[head],
-            num_forced=self._num_forced[head],
+            num_decisions=chosen.total(),
+            num_forced=num_forced,
         )
-
-    def others(self) -> list[ChoiceStats]:
-        """The counts of every head but the op's."""
-        return [self.stats(head) for head in SAMPLING_ORDER if head != "op"]
 
     def _row(self, head: str, masks: ActionMasks, spec: ActionSpec) -> Sequence[bool]:
         """What was legal for a head, given what was chosen before it."""
