@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from esper.evidence.claims import ClaimOutcome
 from esper.evidence.figures import PICTURES
 from esper.evidence.manifest import MANIFEST, EvaluationManifest
 from esper.evidence.publication import publish
-from esper.evidence.results import CURVE_COLUMNS, RESULTS, ResultStore, Topology, read_results
+from esper.evidence.results import CURVE_COLUMNS, CURVES, RESULTS, TOPOLOGIES, ResultStore, Topology, read_results
 from tests.evidence.made_up import manifest, row, rows, write
 
 ARMS = ["wait_only", "schedule", "static_final", "static_wide"]
@@ -152,3 +153,69 @@ def test_manifests_of_the_format_before_are_read_and_others_refused(tmp_path: Pa
     (tmp_path / MANIFEST).write_text(json.dumps({**facts, "schema_version": 3}))
     with pytest.raises(ValueError, match="format 3, this version of Esper reads 2"):
         EvaluationManifest.load(tmp_path)
+
+
+# ---- folders that were killed in, damaged, or made by others
+
+
+def test_cutting_a_torn_line_needs_no_room_and_cannot_lose_the_others(tmp_path: Path) -> None:
+    """Under a size limit of nothing a file can be cut and not written anew, as on a disk that fails meanwhile."""
+    made = rows(FOUND, MEANS)
+    write(tmp_path, FOUND, made)
+    (tmp_path / RESULTS).write_bytes((tmp_path / RESULTS).read_bytes()[:-7])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        store = ResultStore(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(store.results) == len(made) - 1
+
+
+@pytest.mark.parametrize("line", [b"{", b"[" * 4000, b'{"arm": "x"}', b"\xff"])
+def test_a_damaged_topology_is_named_by_its_line(line: bytes, tmp_path: Path) -> None:
+    write(tmp_path, FOUND, rows(FOUND, MEANS))
+    path = tmp_path / TOPOLOGIES
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], line, *lines[2:]]) + b"\n")
+    with pytest.raises(ValueError, match=r"topologies.jsonl line 2 is damaged"):
+        ResultStore(tmp_path)
+
+
+def test_runs_whose_networks_are_lost_are_refused_before_an_arm_fails_for_lack_of_them(tmp_path: Path) -> None:
+    write(tmp_path, FOUND, rows(FOUND, MEANS))
+    (tmp_path / TOPOLOGIES).unlink()
+    with pytest.raises(ValueError, match=r"topologies.jsonl lacks \d+ runs of results.csv, such as"):
+        ResultStore(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[" * 4000, '{"schema_version": NaN}', "{}"])
+def test_a_manifest_that_no_reader_can_hold_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match="is not a manifest of this version"):
+        EvaluationManifest.load(tmp_path)
+
+
+def test_links_in_a_folder_of_results_are_not_written_through(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="figures need the extra `plots`")
+    results, mine = tmp_path / "theirs", tmp_path / "mine"
+    write(results, FOUND, rows(FOUND, MEANS))
+    publish(results, results)
+    made = [path for path in results.iterdir() if path.name not in (RESULTS, CURVES, TOPOLOGIES, "manifest.json")]
+    assert len(made) > 5
+    mine.write_text("precious")
+    for path in made:
+        path.unlink()
+        path.symlink_to(mine)
+    publish(results, results)
+    assert mine.read_text() == "precious"
+    assert not any(path.is_symlink() for path in made)
+    (results / RESULTS).unlink()
+    (results / RESULTS).symlink_to(mine)
+    last = rows(FOUND, MEANS)[-1]
+    bare = Topology(arm=last.arm, policy_id="", run_seed=last.run_seed, host={}, kept=(), lives=())
+    mine.write_text("")
+    store = ResultStore(results)
+    with pytest.raises(OSError, match="is a link"):
+        store.add(last, bare, pd.DataFrame(columns=list(CURVE_COLUMNS)))
+    assert mine.read_text() == ""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from esper.leyline import files
+from esper.leyline import RunBusy, files
 
 
 def names(folder: Path) -> list[str]:
@@ -119,3 +122,66 @@ def test_json_is_decoded() -> None:
     text = '{"a": [1.5, -9223372036854775808, 9223372036854775807, null], "b": "ä"}'
     assert files.loads_json(text) == files.loads_json(text.encode())
     assert files.loads_json(text) == {"a": [1.5, -(2**63), 2**63 - 1, None], "b": "ä"}
+
+
+# ---- folders
+
+
+def test_a_folder_gets_its_name_when_all_is_in_it(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "folder"
+    with files.write_folder(target) as unfinished:
+        (unfinished / "a").write_bytes(b"1")
+        assert not target.exists()
+    assert names(target) == ["a"]
+    assert names(target.parent) == ["folder"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_folder_that_was_not_finished_leaves_nothing(error: BaseException, tmp_path: Path) -> None:
+    def fail(unfinished: Path) -> None:
+        (unfinished / "half").write_bytes(b"1")
+        raise error
+
+    with pytest.raises(type(error)), files.write_folder(tmp_path / "a") as unfinished:
+        fail(unfinished)
+    assert names(tmp_path) == []
+
+
+def test_a_folder_takes_the_place_of_an_empty_one_only(tmp_path: Path) -> None:
+    for place in ("empty", "full"):
+        (tmp_path / place).mkdir()
+    (tmp_path / "full" / "precious").touch()
+    with files.write_folder(tmp_path / "empty") as unfinished:
+        (unfinished / "a").touch()
+    with pytest.raises(OSError, match="not empty"), files.write_folder(tmp_path / "full") as unfinished:
+        (unfinished / "a").touch()
+    assert (names(tmp_path), names(tmp_path / "full")) == (["empty", "full"], ["precious"])
+
+
+def test_a_folder_has_one_user_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    with files.sole_user(folder):
+        with pytest.raises(RunBusy, match="another process writes to"), files.sole_user(folder):
+            pass
+        (folder / "mine").touch()
+    with files.sole_user(folder):
+        assert names(folder) == ["mine"]
+
+
+def test_a_killed_user_holds_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, pathlib; from esper.leyline.files import sole_user\n"
+        "with sole_user(pathlib.Path(sys.argv[1])):\n    print('in', flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"in\n")
+    with files.sole_user(tmp_path / "a"):
+        pass
+
+
+def test_a_folder_that_stays_empty_is_not_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "a" / "b", tmp_path / "there"):
+        with files.sole_user(folder):
+            assert folder.is_dir()
+    assert names(tmp_path) == ["there"]

@@ -15,10 +15,12 @@ import esper
 from esper.evidence import plan
 from esper.evidence.arms import ARMS
 from esper.evidence.evaluation import agent_digest
+from esper.evidence.manifest import note_test_access
 from esper.evidence.plan import check_unseen
 from esper.evidence.results import ResultStore
 from esper.evidence.runs import Arena, FinishedRun, Job
 from esper.leyline import EpisodeSeed
+from esper.leyline.files import sole_user
 from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.scripts.cli import main
@@ -147,6 +149,23 @@ def test_a_machine_without_a_record_of_openings_says_so(
     both = capsys.readouterr()
     assert "not on record" in both.err
     assert "an unknown number of times" in both.out
+
+
+def test_two_evaluations_do_not_write_to_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results"
+    with sole_user(out):
+        told = refused(capsys, "--arms", "wait", "--seeds", "1", "--out", str(out))
+        assert f"another process writes to {out}" in told
+        assert list(out.iterdir()) == []
+    refused(capsys, "--arms", "moon", "--out", str(out))
+    assert not out.exists(), "a request that makes no sense leaves nothing"
+
+
+def test_half_a_line_in_the_record_of_openings_costs_no_other(record_of_openings: Path) -> None:
+    record_of_openings.parent.mkdir(parents=True, exist_ok=True)
+    record_of_openings.write_bytes(b'{"test_sha256": "ab", "x": "\xff')
+    assert note_test_access({"test_sha256": "cd"}) == 1
+    assert note_test_access({"test_sha256": "cd"}) == 2
 
 
 # ---- the test split

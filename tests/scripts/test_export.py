@@ -138,3 +138,28 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{tmp_path}/file" in line
     assert "a part of the path is a file" in line
+
+
+@pytest.mark.parametrize("form", ["parquet", "tensorboard"])
+def test_an_export_that_was_stopped_leaves_nothing_and_can_be_made_again(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("duckdb", reason="tables need the extra `runs`")
+    pytest.importorskip("tensorboardX", reason="needs the extra `metrics`")
+    write_run(tmp_path / "run", rounds=2)
+
+    def half(run: Path, folder: Path) -> None:
+        (folder / "rounds.parquet").touch()
+        raise KeyboardInterrupt
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("esper.karn.sql.write_parquet", half)
+        patched.setattr("esper.nissa.exporters.TensorBoardBackend.close", stop)
+        with pytest.raises(SystemExit):
+            main(["export", str(tmp_path / "run"), form])
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["events"]
+    main(["export", str(tmp_path / "run"), form])
+    assert "Wrote" in capsys.readouterr().out

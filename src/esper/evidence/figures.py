@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from esper.evidence.results import KEY, Topology
 from esper.evidence.statistics import compare
 from esper.evidence.summary import Summary, exact_mean, metric_column
 from esper.karn.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, YELLOW
+from esper.leyline.files import write_atomic
 
 PICTURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
 # Colour, marker, line: arms that share a colour differ in the others.
@@ -125,8 +127,10 @@ def _figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
 def _save(figure: Any, path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=130, metadata={"Software": None})
     plt.close(figure)
+    write_atomic(path, picture.getvalue(), durable=False)
 
 
 def _metric_label(manifest: EvaluationManifest, split: str) -> str:

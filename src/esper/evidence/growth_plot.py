@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.karn.charts import BLUE, GREEN, PINK, SKY, VERMILION, YELLOW
 from esper.leyline import SeedStage
+from esper.leyline.files import write_atomic
 
 if TYPE_CHECKING:
     from esper.evidence.host_runs import HostRun
@@ -40,8 +42,10 @@ def plot_growth(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> b
     )
     _draw_curves(curves, spec, alone, grown)
     _draw_stages(stages, spec.horizon, grown)
-    figure.savefig(path, dpi=150)
+    picture = BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
     plt.close(figure)
+    write_atomic(path, picture.getvalue())
     return True
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 import esper
 from esper.leyline import record
-from esper.leyline.files import write_atomic
+from esper.leyline.files import loads_json, write_atomic
 
 MANIFEST = "manifest.json"
 TEST_ACCESS = "test_access.jsonl"
@@ -106,7 +106,7 @@ class EvaluationManifest:
         if not path.is_file():
             raise ValueError(f"{path} is missing; a results file is read together with the manifest beside it")
         try:
-            facts = json.loads(path.read_bytes())
+            facts = loads_json(path.read_bytes())
             if facts["schema_version"] == 1:
                 facts |= {"schema_version": EVALUATION_FORMAT, "learning_checks": facts.pop("gates")}
             if facts["schema_version"] != EVALUATION_FORMAT:
@@ -158,11 +158,13 @@ def note_test_access(facts: Mapping[str, Any]) -> int | None:
     path = Path(state) / "esper" / TEST_ACCESS
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        whole = not path.exists() or not (before := path.read_bytes()) or before.endswith(b"\n")
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": now(), **facts}, sort_keys=True) + "\n")
+            line = json.dumps({"time": now(), **facts}, sort_keys=True)
+            file.write(f"{line}\n" if whole else f"\n{line}\n")  # half a line is what a crash left
             file.flush()
             os.fsync(file.fileno())
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         sys.stderr.write(f"esper: this opening of the test split is not on record: {path}: {error}\n")
         return None

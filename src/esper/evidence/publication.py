@@ -26,6 +26,7 @@ from esper.evidence.results import CURVES, KEY, OK, RESULTS, TOPOLOGIES, read_cu
 from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
 from esper.evidence.summary import FIGURES, ArmPair, Summary, expected_runs, summarise
 from esper.leyline import record
+from esper.leyline.files import write_atomic
 
 GROWTH_OPS = ("germinate", "advance", "prune", "fossilize")
 
@@ -56,9 +57,10 @@ def publish(source: Path, out: Path) -> Published:
     tables = figure_tables(manifest, summary, rows, curves, topologies)
     out.mkdir(parents=True, exist_ok=True)
     for name, table in tables.items():
-        table.to_csv(out / f"{name}.csv", index=False, lineterminator="\n")
+        content = table.to_csv(index=False, lineterminator="\n")
+        write_atomic(out / f"{name}.csv", content.encode(), durable=False)
     drawn = draw_figures(out, manifest, rows, tables)
-    (out / "summary.json").write_text(summary_json(manifest, summary, verdicts), encoding="utf-8")
+    write_atomic(out / "summary.json", summary_json(manifest, summary, verdicts).encode(), durable=False)
     report = _report(
         manifest,
         summary,
@@ -67,7 +69,7 @@ def publish(source: Path, out: Path) -> Published:
         pictures=PICTURES if drawn else (),
         tables=[f"{name}.csv" for name in tables],
     )
-    (out / "report.md").write_text(report, encoding="utf-8")
+    write_atomic(out / "report.md", report.encode(), durable=False)
     return Published(manifest=manifest, summary=summary, verdicts=verdicts, drawn=drawn)
 
 

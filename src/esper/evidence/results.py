@@ -20,6 +20,7 @@ import pandas as pd
 from esper.evidence.host_runs import GrownSeed
 from esper.evidence.static_networks import KeptSeed
 from esper.leyline import record
+from esper.leyline.files import loads_json, open_regular, write_all
 
 RESULTS, CURVES, TOPOLOGIES = "results.csv", "curves.csv", "topologies.jsonl"
 OK = "ok"
@@ -112,7 +113,13 @@ class Topology:
 
 
 class ResultStore:
-    """The three files of one folder. What is written is on disk when the call returns."""
+    """The three files of one folder. What is written is on disk when the call returns.
+
+    The caller is the only process that writes there (`sole_user`).
+
+    Raises:
+        ValueError: A file is not of this version or damaged, or they do not belong together.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,6 +129,12 @@ class ResultStore:
         self.results = {row.key: row for row in rows}
         # Curves and topologies are written before the row that counts, so an interrupted run may have left some.
         self.topologies = {t.key: t for t in read_topologies(folder / TOPOLOGIES, self.results.keys())}
+        if lost := self.results.keys() - self.topologies.keys():
+            arm, _, run_seed = min(lost)
+            raise ValueError(
+                f"{folder / TOPOLOGIES} lacks {len(lost)} runs of {RESULTS}, such as {arm} {run_seed}. Put the file "
+                f"back, or remove those rows of {RESULTS}, and they run again"
+            )
 
     def require(self, setup: str, policies: Set[str]) -> None:
         """Refuses to add to rows of another setup, or to rows of policies that were not named.
@@ -170,10 +183,21 @@ def read_curves(path: Path, finished: Iterable[RunKey]) -> pd.DataFrame:
 
 
 def read_topologies(path: Path, finished: Iterable[RunKey]) -> list[Topology]:
-    """What every finished run grew; nothing if there is no file."""
+    """What every finished run grew; nothing if there is no file.
+
+    Raises:
+        ValueError: A line is damaged.
+    """
     lines = path.read_bytes().splitlines() if path.exists() else []
-    wanted = set(finished)
-    return [found for line in lines if (found := msgspec.json.decode(line, type=Topology)).key in wanted]
+    wanted, found = set(finished), []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(msgspec.convert(loads_json(line), Topology))
+        except ValueError as error:
+            raise ValueError(
+                f"{path} line {number} is damaged ({error}). Remove it, and the row of its run from {RESULTS}"
+            ) from error
+    return [topology for topology in found if topology.key in wanted]
 
 
 def _read_csv(path: Path, types: Mapping[str, str]) -> pd.DataFrame:
@@ -193,13 +217,15 @@ def _append_csv(path: Path, rows: pd.DataFrame) -> None:
 
 
 def _append(path: Path, text: str) -> None:
-    with path.open("a", newline="", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        write_all(fd, text.encode())
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _cut_torn_line(path: Path) -> None:
     """A line without its end was being written when the process died: it never counted."""
     if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+        os.truncate(path, content.rfind(b"\n") + 1)  # in one step: a kill here must not cost the lines before it

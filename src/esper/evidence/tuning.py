@@ -18,7 +18,7 @@ from rich.table import Table
 from esper.evidence.arms import TUNABLE, line_up
 from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
 from esper.leyline import EpisodeSeed, HostLayout, derive_seed
-from esper.leyline.files import write_atomic
+from esper.leyline.files import loads_json, write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
@@ -148,7 +148,7 @@ def read_tuned(path: Path, task: TaskSpec) -> tuple[dict[str, Any], dict[str, An
         ValueError: There is none, it is damaged, or it was made for another topology.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = loads_json(path.read_bytes())
         if content["format"] != TUNED_FORMAT:
             raise ValueError(f"format {content['format']}, this version of Esper reads {TUNED_FORMAT}")
         settings = {arm: found["chosen"] for arm, found in content["arms"].items()}

@@ -149,7 +149,7 @@ def _open_tables(run_dirs: Sequence[Path]) -> tuple[duckdb.DuckDBPyConnection, d
     try:
         import duckdb
     except ImportError:
-        raise ImportError("tables of runs need DuckDB: pip install 'esper[runs]'") from None
+        raise ImportError("tables of runs need DuckDB: pip install 'esper-growth[runs]'") from None
     # Without a place to spill, a query that needs more memory than it may use fails instead of filling a disk.
     memory = f"{MEMORY_BYTES + LOG_COPIES * sum(map(log_bytes, run_dirs))}B"
     connection = duckdb.connect(":memory:", config={"temp_directory": "", "memory_limit": memory})

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
+
+from esper.leyline.errors import RunBusy
 
 TEMP_PREFIX = ".tmp-"
 """Names of unfinished files and folders begin with this; only a killed process leaves one behind."""
@@ -57,6 +61,49 @@ def write_all(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+@contextlib.contextmanager
+def write_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside `folder` that takes its name when the block ends well; otherwise nothing is left.
+
+    Raises:
+        OSError: There is something of that name that is not an empty folder, or the place cannot be written.
+    """
+    temporary = folder.with_name(f"{TEMP_PREFIX}{secrets.token_hex(8)}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        os.rename(temporary, folder)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def sole_user(folder: Path) -> Iterator[None]:
+    """Keeps other processes that ask for the same folder out of it until the block ends, however it ends.
+
+    The folder is made if it is missing, and removed again if nothing was put into it.
+
+    Raises:
+        RunBusy: Another process uses it.
+        OSError: It cannot be made.
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunBusy(f"another process writes to {folder}. Wait for it, stop it, or name another folder") from None
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty: what is in it stays
+            for place in made:
+                place.rmdir()
+        os.close(fd)
 
 
 def sync_directory(folder: Path) -> None:

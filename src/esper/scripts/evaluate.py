@@ -10,6 +10,7 @@ from rich.console import Console
 
 from esper.evidence.arms import EvaluationRequest
 from esper.leyline import ExitCode
+from esper.leyline.files import sole_user
 from esper.scripts.terminal import plain_console, progress_bar
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def _evaluate(request: EvaluationRequest, workers: int) -> None:
     from esper.evidence.evaluation import run_evaluation
     from esper.evidence.plan import prepare
 
-    evaluation, console = prepare(request), plain_console()
-    with progress_bar(console, width=12) as progress:
+    console = plain_console()
+    with sole_user(request.folder), progress_bar(console, width=12) as progress:
+        evaluation = prepare(request)
         bar = progress.add_task("", total=None)
 
         def show(name: str, total: int, result: RunResult | None) -> None:

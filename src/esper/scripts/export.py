@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from esper.leyline import ExitCode, StorageError
+from esper.leyline.files import write_folder
 from esper.leyline.rundir import METRICS_DIR, REPORT_FILE
 from esper.scripts.terminal import plain_console, warn_if_not_whole
 
@@ -47,23 +49,23 @@ def export_command(
         raise ValueError(f"{folder} is a link, which is not followed; name a folder with --out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not an empty folder; name another one with --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    if form == "tensorboard":
-        num_rounds, found = _write_tensorboard(run, folder)
-        written = f"the curves of {num_rounds} rounds"
-    else:
-        num_tables, found = write_parquet(run, folder)
-        written = f"{num_tables} tables"
+    with write_folder(folder) as unfinished:  # half an export must not look like one
+        if form == "tensorboard":
+            num_rounds, found = _write_tensorboard(run, unfinished, folder)
+            written = f"the curves of {num_rounds} rounds"
+        else:
+            num_tables, found = write_parquet(run, unfinished)
+            written = f"{num_tables} tables"
     plain_console(soft_wrap=True, highlight=False).print(f"Wrote {written} to {folder}")
     warn_if_not_whole({run: found})
 
 
-def _write_tensorboard(run: Path, folder: Path) -> tuple[int, Integrity]:
+def _write_tensorboard(run: Path, unfinished: Path, folder: Path) -> tuple[int, Integrity]:
     from esper.karn.integrity import check_run
     from esper.leyline import LoggedEvent, TelemetryEventType
     from esper.nissa.exporters import TensorBoardBackend
 
-    files = TensorBoardBackend(folder)
+    files = TensorBoardBackend(unfinished)
     num_rounds = 0
 
     def write(event: LoggedEvent, line: bytes) -> None:
@@ -71,7 +73,7 @@ def _write_tensorboard(run: Path, folder: Path) -> tuple[int, Integrity]:
         files.write(event)
         num_rounds += event.type is TelemetryEventType.ROUND_COMPLETED
 
-    with _ending_if_a_thread_fails(folder):
+    with _ending_if_a_thread_fails(unfinished, folder):
         files.start()
         found = check_run(run, write)
         files.close()
@@ -79,13 +81,14 @@ def _write_tensorboard(run: Path, folder: Path) -> tuple[int, Integrity]:
 
 
 @contextmanager
-def _ending_if_a_thread_fails(folder: Path) -> Iterator[None]:
+def _ending_if_a_thread_fails(unfinished: Path, folder: Path) -> Iterator[None]:
     """TensorBoard's library writes its files in a thread. If that fails, the next point and the end of the process
-    wait for it for ever, so the process exits at once.
+    wait for it for ever, so the process exits at once, without what it has written.
     """
     usual = threading.excepthook
 
     def end(failed: threading.ExceptHookArgs) -> None:
+        shutil.rmtree(unfinished, ignore_errors=True)
         if isinstance(failed.exc_value, OSError):
             sys.stderr.write(f"esper: error: cannot write {folder}: {failed.exc_value.strerror}\n")
             os._exit(ExitCode.STORAGE)

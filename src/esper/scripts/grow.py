@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from esper.leyline import (
     TelemetryEvent,
     TelemetryEventType,
 )
+from esper.leyline.files import write_atomic
 from esper.scripts.terminal import plain_console, progress_bar
 
 if TYPE_CHECKING:
@@ -184,8 +186,9 @@ def _result_table(spec: TaskSpec, alone: HostRun, grown: HostRun) -> Table:
 
 
 def _write_history(path: Path, alone: HostRun, grown: HostRun) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["run", *HISTORY_COLUMNS])
-        for label, run in (("alone", alone), ("grown", grown)):
-            writer.writerows([label, *(getattr(report, name) for name in HISTORY_COLUMNS)] for report in run.reports)
+    text = StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["run", *HISTORY_COLUMNS])
+    for label, run in (("alone", alone), ("grown", grown)):
+        writer.writerows([label, *(getattr(report, name) for name in HISTORY_COLUMNS)] for report in run.reports)
+    write_atomic(path, text.getvalue().encode())
