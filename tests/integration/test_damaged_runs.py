@@ -15,6 +15,7 @@ from esper.leyline import CheckpointError, StorageError
 from esper.leyline.rundir import CHECKPOINTS_DIR, MANIFEST_FILE
 from esper.scripts.cli import main
 from esper.simic.run import checkpoint_schedule
+from esper.simic.run.run_state import load_policy
 from esper.simic.run.session import start_again
 from tests.integration.kills import lines
 from tests.nissa.events import log_path
@@ -97,6 +98,9 @@ def test_a_checkpoint_of_another_run_is_refused(run, tmp_path, capsys):
     start = start_again(run, {})
     assert start.rounds_done == 2
     assert "of run b; expected a round of a" in capsys.readouterr().err
+    assert load_policy(run).rounds == 2, "nor is it judged in the place of the run's own policy"
+    assert "ckpt-00000003 rejected: it is of run b" in capsys.readouterr().err
+    assert load_policy(run / CHECKPOINTS_DIR / "ckpt-00000003").run_id == "b", "unless it is named itself"
 
 
 def test_a_run_without_checkpoints_cannot_be_resumed(run):

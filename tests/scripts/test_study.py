@@ -6,9 +6,10 @@ import pytest
 
 from esper.evidence import studies
 from esper.karn.integrity import check_run
-from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.leyline.rundir import CHECKPOINTS_DIR, LOCK_FILE
 from esper.scripts import study
 from esper.scripts.cli import main
+from esper.simic.run.run_dir import create_run
 from tests.integration.losses import lose_one
 from tests.nissa.events import log_path
 
@@ -44,6 +45,24 @@ def test_a_training_without_a_checkpoint_starts_again(tiny, capsys):
     (tiny / "tiny" / "policy-0" / CHECKPOINTS_DIR).mkdir(parents=True)
     main(["study", "tiny", "--out", str(tiny), "--workers", "1"])
     assert "ppo round 1/2" in capsys.readouterr().out
+
+
+def test_a_training_that_another_process_has_just_begun_is_not_removed(tiny, judged, capsys):
+    run = create_run(tiny / "tiny", "policy-0")
+    with run.lock():
+        assert start(tiny) == 2
+    assert "is in use by process" in capsys.readouterr().err
+    assert (run.path / LOCK_FILE).is_file()
+    assert judged == []
+    assert start(tiny) == 0
+
+
+def test_a_training_whose_checkpoints_were_all_refused_is_not_removed(tiny, judged, capsys):
+    run = create_run(tiny / "tiny", "policy-0")
+    (run.checkpoints / "ckpt-00000001").symlink_to(run.path)
+    assert start(tiny) == 4
+    assert "none of 1 checkpoints is valid" in capsys.readouterr().err
+    assert run.path.is_dir()
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from esper.leyline.files import TEMP_PREFIX
+
 if TYPE_CHECKING:
     from esper.simic.run.session import RunStart
     from esper.simic.training.config import TrainingConfig
@@ -54,16 +56,21 @@ def policy_config(study: Study, workers: int) -> TrainingConfig:
 
 
 def start_policy(config: TrainingConfig, path: Path) -> RunStart | None:
-    """The training of one policy: from its newest checkpoint, or from the beginning; None if it is complete."""
-    from esper.simic.run.checkpoint import checkpoint_folders
+    """The training of one policy: from its newest checkpoint, or from the beginning; None if it is complete.
+
+    Raises:
+        RunBusy: Another process has begun it and saved nothing yet.
+    """
     from esper.simic.run.run_dir import open_run, remove
     from esper.simic.run.session import start_again, start_new
 
-    if path.is_dir() and checkpoint_folders(open_run(path)):
-        start = start_again(path, {"workers": config.workers})
-        return None if start.rounds_done >= start.config.rounds and log_problem(path) is None else start
     if path.is_dir():
-        remove(path)  # it was stopped before its first checkpoint
+        run = open_run(path)
+        if any(not place.name.startswith(TEMP_PREFIX) for place in run.checkpoints.iterdir()):
+            start = start_again(path, {"workers": config.workers})
+            return None if start.rounds_done >= start.config.rounds and log_problem(path) is None else start
+        with run.lock():  # unless another process trains it: it was stopped before its first checkpoint
+            remove(path)
     return start_new(replace(config, require_complete=True), path.parent, path.name)
 
 

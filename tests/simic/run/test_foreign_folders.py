@@ -44,11 +44,11 @@ def test_a_lock_that_is_no_file_is_refused_and_not_followed(kind: str, tmp_path:
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["", "checkpoints", "events", "metrics"])
+@pytest.mark.parametrize("name", ["", "checkpoints", "events", "metrics", "wandb"])
 def test_a_linked_folder_is_refused(name: str, tmp_path: Path) -> None:
     run = run_with(tmp_path, 1)
-    (run.path / "events").mkdir()
-    (run.path / "metrics").mkdir()
+    for folder in ("events", "metrics", "wandb"):
+        (run.path / folder).mkdir()
     place = run.path / name
     real = place.rename(tmp_path / "elsewhere")
     place.symlink_to(real)

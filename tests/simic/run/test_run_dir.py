@@ -16,6 +16,7 @@ from esper.leyline import RunBusy, StorageError
 from esper.leyline.files import free_bytes
 from esper.simic.run import run_dir
 from esper.simic.run.run_dir import RunDir, create_run, open_run, space_warning
+from tests.simic.run.system_calls import watched
 
 HOLD = """
 import sys
@@ -161,6 +162,23 @@ def test_leftovers_go_only_under_the_lock(tmp_path: Path) -> None:
         with pytest.raises(RunBusy), run.lock():
             raise AssertionError("two owners")
         assert (unfinished / "envs" / "000.json").exists()
+        (run.path / "events").mkdir()
+        (run.path / "events" / ".tmp-4713-0").touch()
+        (run.path / "events" / "a000-s0.jsonl").touch()
         other.communicate("")
     with run.lock():
         assert [path.name for path in run.checkpoints.iterdir()] == ["ckpt-00000001"]
+        assert [path.name for path in (run.path / "events").iterdir()] == ["a000-s0.jsonl"]
+
+
+def test_killed_before_any_system_call_a_new_run_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    path, calls = tmp_path / "a", []
+
+    def before(number: int, name: str, args: tuple[object, ...]) -> None:
+        calls.append(name)
+        assert not path.exists() or open_run(path).run_id == "a"
+
+    with watched(before):
+        create_run(tmp_path, "a")
+    assert calls.count("rename") == 1
+    assert len(calls) > 5

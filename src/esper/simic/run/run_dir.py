@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from esper.leyline import RunBusy, StorageError, record
-from esper.leyline.files import TEMP_PREFIX, free_bytes, open_regular, sync_directory, write_new
-from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_DIR, LOCK_FILE, METRICS_DIR
+from esper.leyline.files import TEMP_PREFIX, free_bytes, open_regular, sync_directory, write_folder, write_new
+from esper.leyline.rundir import CHECKPOINTS_DIR, EVENTS_DIR, LOCK_FILE, METRICS_DIR, WANDB_DIR
 from esper.nissa import new_run_id
 
 SPARE_CHECKPOINTS = 3
@@ -67,9 +67,9 @@ class RunDir:
             now = datetime.now(UTC)
             os.write(descriptor, f"process {os.getpid()} since {now:%Y-%m-%d %H:%M:%S} UTC\n".encode())
             # Only under the lock: the folders of a living writer look the same.
-            for entry in os.scandir(self.checkpoints):
-                if entry.name.startswith(TEMP_PREFIX):
-                    remove(Path(entry.path))
+            for place in (*self.checkpoints.iterdir(), *(self.path / EVENTS_DIR).glob("*")):
+                if place.name.startswith(TEMP_PREFIX):
+                    remove(place)
             yield
         finally:
             # The file stays: were it removed, two processes could hold locks on two files of that name.
@@ -97,32 +97,20 @@ def create_run(runs_dir: str | Path, run_id: str | None = None) -> RunDir:
     if run_id == CALIBRATIONS_DIR:
         raise ValueError(f"run id {run_id!r} is not allowed: the scales of all runs are kept in a folder of that name")
     run = RunDir(path=Path(runs_dir).absolute() / run_id)
+    if run.path.is_dir():
+        raise ValueError(f"there is a run {run_id} in {runs_dir} already. Resume it, or choose another name")
     try:
-        run.path.parent.mkdir(parents=True, exist_ok=True)
-        os.mkdir(run.path)
-        _prove_writable(run)
-    except FileExistsError as error:
-        if not run.path.is_dir():
-            raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=None) from error
-        raise ValueError(f"there is a run {run_id} in {runs_dir} already. Resume it, or choose another name") from None
+        with write_folder(run.path) as unfinished:  # a process killed in here leaves no half of a run
+            os.mkdir(unfinished / CHECKPOINTS_DIR)
+            probe = unfinished / "probe"
+            write_new(probe, _PROBE)
+            os.unlink(probe)
+            sync_directory(unfinished)
+        sync_directory(run.path.parent)
     except OSError as error:
         free = free_bytes(run.path.parent)
         raise StorageError(str(run.path), error, needed_bytes=None, free_bytes=free) from error
     return run
-
-
-def _prove_writable(run: RunDir) -> None:
-    """Makes the folder of checkpoints and a real file in it; on an error, nothing of the run is left."""
-    try:
-        os.mkdir(run.checkpoints)
-        probe = make_temp_folder(run.checkpoints)
-        write_new(probe / "probe", _PROBE)
-        remove(probe)
-        sync_directory(run.path)
-        sync_directory(run.path.parent)
-    except OSError:
-        run.discard()
-        raise
 
 
 def open_run(path: str | Path) -> RunDir:
@@ -142,7 +130,7 @@ def open_run(path: str | Path) -> RunDir:
         )
     if run.path.parent.name == CHECKPOINTS_DIR:
         raise ValueError(f"{path} is inside a run. Expected the run directory itself: {run.path.parent.parent}")
-    for folder in (run.path, *(run.path / name for name in (CHECKPOINTS_DIR, EVENTS_DIR, METRICS_DIR))):
+    for folder in (run.path, *(run.path / name for name in (CHECKPOINTS_DIR, EVENTS_DIR, METRICS_DIR, WANDB_DIR))):
         if folder.is_symlink():  # what is written or removed there would be somebody else's
             raise ValueError(f"{folder} is a link. Expected a run directory with folders of its own; name the real one")
     if not run.checkpoints.is_dir():

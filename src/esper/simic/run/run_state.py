@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -15,6 +16,7 @@ from esper.kasmina import BLUEPRINTS
 from esper.leyline import BatchSummary, CheckpointError, ModelFileError, NumericFailure, Severity
 from esper.leyline.files import loads_json
 from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.nissa import complain
 from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.agent_files import FACTS_FILE, POLICY_FILE
 from esper.simic.agent.ppo import PPOAgent
@@ -219,6 +221,8 @@ class LoadedPolicy:
 def load_policy(path: str | Path) -> LoadedPolicy:
     """Takes the policy out of a run directory (its newest valid checkpoint) or out of one checkpoint.
 
+    Says on stderr which newer checkpoints of a run cannot be used; one of another run is never taken for its own.
+
     Raises:
         ValueError: There is no such run or checkpoint.
         CheckpointError: Nothing in it is valid, or it holds no learned policy.
@@ -231,7 +235,10 @@ def load_policy(path: str | Path) -> LoadedPolicy:
         except ModelFileError as error:
             raise CheckpointError(f"{loaded.path}: {error}") from error
     else:
-        loaded, state, _ = newest_valid(open_run(place), lambda found: read_run_files(found.files))
+        run = open_run(place)
+        loaded, state, rejected = newest_valid(run, partial(read_own, run.run_id))
+        for one in rejected:
+            complain(f"{run.path}: {one.name} rejected: {one.reason}. Using {loaded.path.name}")
     if state.agent is None:
         raise CheckpointError(f"{loaded.path} is of a run of {state.config.controller!r}, which learned no policy")
     parts = (hashlib.sha256(loaded.files[name]).digest() for name in (POLICY_FILE, FACTS_FILE))
