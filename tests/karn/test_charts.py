@@ -40,7 +40,7 @@ def log(tmp_path: Path) -> LogWriter:
 @pytest.fixture
 def draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Draw:
     """Draws a chart of the log and hands out its axes instead of a picture."""
-    monkeypatch.setattr(charts, "_svg", lambda figure: figure)
+    monkeypatch.setattr(charts, "svg_of", lambda figure: figure)
 
     def axes_of(chart: Callable[[RunHistory], str | None]) -> list[Any]:
         figure: Any = chart(read_history(replay(tmp_path)))

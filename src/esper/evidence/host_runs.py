@@ -269,16 +269,17 @@ def default_schedule(
     Args:
         setting: The hosts.
         horizon: Epochs of a run.
-        blueprint: What to plant; None takes one that suits the topology.
+        blueprint: What to plant; None takes one that suits the topology of each slot.
         blend: How it is blended in.
         gap: Epochs from keeping one seed to planting the next.
     """
-    key = DEFAULT_BLUEPRINT[setting.layout.topology] if blueprint is None else blueprint
+    keys = tuple(DEFAULT_BLUEPRINT.values()) if blueprint is None else (blueprint,)
     kept_after = life_epochs(setting.lifecycle, blend)
     entries: list[ScheduleEntry] = []
     start = 0
     for slot in setting.layout.slots:
-        if not setting.layout.card(slot.slot_id, key).fits or start + kept_after >= horizon * 3 // 4:
+        key = next((key for key in keys if setting.layout.card(slot.slot_id, key).fits), None)
+        if key is None or start + kept_after >= horizon * 3 // 4:
             continue
         entries += [
             ScheduleEntry(epoch=start, op=LifecycleOp.GERMINATE, slot=slot.slot_id, blueprint=key, blend=blend),

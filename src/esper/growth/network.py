@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper.growth.sites import Forward, Sites
 from esper.growth.slot import SiteSlot, extend_output
 from esper.growth.structure import first_rows, num_rows, pick, tensors
-from esper.growth.tracing import SLOT, in_slot
+from esper.growth.tracing import SLOT
 from esper.kasmina import GrowingNetwork, blueprints_for
 from esper.kasmina.layers import evaluating
 from esper.kasmina.layout import count_macs, make_layout
@@ -61,7 +61,7 @@ class AttachedNetwork(GrowingNetwork):
         self.train_loss = self.val_loss = None
         self._optimizer: SeedOptimizer | None = None
         self._forward = forward
-        self._host = {name: param for name, param in model.named_parameters() if not in_slot(name)}
+        self._host = dict(model.named_parameters())
         specs = [
             SlotSpec(
                 slot_id=f"r0c{position}",

@@ -267,6 +267,20 @@ class UserOptimizers:
         self.num_steps = 0
         return seen
 
+    def readings(self) -> dict[str, Any]:
+        """What was seen since the epoch began, as JSON values."""
+        return {
+            "num_steps": self.num_steps,
+            "norms": {name: norms.tolist() for name, norms in self._norms.items()},
+            "finite": dict(self._finite),
+        }
+
+    def set_readings(self, readings: Mapping[str, Any]) -> None:
+        """Continues in the middle of an epoch."""
+        self.num_steps = readings["num_steps"]
+        self._norms = {name: torch.tensor(norms) for name, norms in readings["norms"].items()}
+        self._finite = dict(readings["finite"])
+
     def _evidence(self, name: str, params: Sequence[nn.Parameter]) -> GradientEvidence:
         if name not in self._norms:
             return NO_GRADIENTS

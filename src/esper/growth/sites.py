@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from esper.growth.dataflow import DataFlow
 from esper.growth.structure import Path, first_rows, map_tensors, num_rows, pick, put, tensors
 from esper.growth.tracing import SLOT, Call, trace
 from esper.kasmina.layers import evaluating
@@ -260,7 +261,7 @@ class _Search:
             )
         return calls, smaller
 
-    def _gradients(self, smaller: Sequence[Call]) -> tuple[_Graph, list[list[_Output]]]:
+    def _gradients(self, smaller: Sequence[Call]) -> tuple[DataFlow, list[list[_Output]]]:
         """A pass in which gradients come from the data alone: every output of every submodule is a node of its own."""
         by_start = {call.start: position for position, call in enumerate(smaller)}
         outputs: list[list[_Output]] = [[] for _ in smaller]
@@ -286,9 +287,9 @@ class _Search:
 
         with _data_gradients(self.model):
             trace(self.model, run, renew)
-        return _Graph([tensor.grad_fn for tensor in main_outputs(result) if tensor.grad_fn is not None]), outputs
+        return DataFlow([tensor.grad_fn for tensor in main_outputs(result) if tensor.grad_fn is not None]), outputs
 
-    def _site(self, call: Call, outputs: Sequence[_Output], leaves: Sequence[Call], graph: _Graph) -> Site | None:
+    def _site(self, call: Call, outputs: Sequence[_Output], leaves: Sequence[Call], graph: DataFlow) -> Site | None:
         # Of the layer itself, or of the last one inside or before it whose type says where its channels are.
         known = (_channel_hint(leaf.module) for leaf in reversed(leaves) if leaf.end <= call.end)
         hint = next((found for found in known if found is not None), None)
@@ -411,78 +412,6 @@ def main_outputs(output: Any) -> list[Tensor]:
         key = "loss" if output.get("loss") is not None else next(iter(output), None)
         output = None if key is None else output[key]
     return [tensor for _, tensor in tensors(output) if tensor.is_floating_point()]
-
-
-# ---- the flow of data
-
-
-class _Graph:
-    """The operations between the data and the output."""
-
-    def __init__(self, ends: Sequence[Node]) -> None:
-        self._ends = set(ends)
-        self._order: dict[Node, int] = {}
-        """Operations by number: each is numbered after everything it reads."""
-        self._data: dict[Node, int] = {}
-        """A bit for every input that an operation depends on."""
-        self._cuts: dict[int, set[Node]] = {}
-        pending: list[tuple[Node, bool]] = [(node, False) for node in ends]
-        seen: set[Node] = set()
-        inputs = 0
-        while pending:
-            node, ready = pending.pop()
-            if ready:
-                self._order[node] = len(self._order)
-                data = 0
-                for read in _reads(node):
-                    data |= self._data[read]
-                if not data:
-                    data, inputs = 1 << inputs, inputs + 1
-                self._data[node] = data
-            elif node not in seen:
-                seen.add(node)
-                pending.append((node, True))
-                pending += [(read, False) for read in _reads(node)]
-
-    def reaches(self, node: Node) -> bool:
-        """True if the output depends on this node."""
-        return node in self._order
-
-    def is_cut(self, node: Node) -> bool:
-        """True if whatever of its data reaches the output does so through this node."""
-        data = self._data[node]
-        if data not in self._cuts:
-            self._cuts[data] = self._cuts_of(data)
-        return node in self._cuts[data]
-
-    def _cuts_of(self, data: int) -> set[Node]:
-        """Operations that everything from these inputs to the output passes through.
-
-        In an order in which each comes after what it reads, those are the ones that no edge jumps over.
-        """
-        part = [node for node in self._order if self._data[node] & data]
-        last = len(self._order)
-        furthest = dict.fromkeys(part, 0)
-        reach = 0
-        for node in part:
-            position = self._order[node]
-            earlier = [read for read in _reads(node) if read in furthest]
-            for read in earlier:
-                furthest[read] = max(furthest[read], position)
-            if not earlier:  # an input: whatever comes before it in this order does not see it
-                reach = max(reach, position)
-        cuts = set()
-        for node in part:
-            position = self._order[node]
-            if reach <= position:
-                cuts.add(node)
-            reach = max(reach, last if node in self._ends else furthest[node])
-        return cuts
-
-
-def _reads(node: Node) -> list[Node]:
-    """What an operation reads."""
-    return [read for read, _ in node.next_functions if read is not None]
 
 
 # ---- what features are

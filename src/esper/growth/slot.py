@@ -9,6 +9,7 @@ host's gradients never see it.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,22 @@ from esper.growth.structure import pick, put
 from esper.growth.tracing import SLOT, in_slot
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.objective import SeedMeter, rms
+from esper.kasmina.persist import decode_facts, encode_facts
 from esper.kasmina.slot import GateNetwork, SeedSlot, mix
 from esper.leyline import BlendSpec, LifecycleConfig, SeedStage, SlotSpec, SlotTransition, record
+
+FACTS = "facts"
+"""Entry of a slot in the model's state_dict that says what its seed is."""
+
+
+def encode_tensor(facts: dict[str, Any]) -> Tensor:
+    """JSON values as a tensor: all that every format of weights can hold."""
+    return torch.frombuffer(bytearray(encode_facts(facts).encode()), dtype=torch.uint8)
+
+
+def decode_tensor(tensor: Tensor) -> dict[str, Any]:
+    """Reads what `encode_tensor` wrote."""
+    return decode_facts(bytes(tensor.cpu().numpy()).decode())
 
 
 def extend_output(module: nn.Module, args: Any, output: Any) -> Any:
@@ -53,6 +68,22 @@ class SiteMeter(SeedMeter):
         self.num_steps = 0
         # With gradient accumulation every part of a step forecasts its own share of the gain.
         return None if gain is None else gain * self.nats_per_loss * parts / max(1, steps), ratio
+
+    def readings(self) -> dict[str, Any]:
+        """What it has measured since the epoch began, as JSON values."""
+        losses, ratios = ([float(value) for value in values] for values in (self._losses, self._ratios))
+        return {"losses": losses, "ratios": ratios, "num_steps": self.num_steps}
+
+    def set_readings(self, readings: dict[str, Any]) -> None:
+        """Continues in the middle of an epoch."""
+        device = None if self.eta is None else self.eta.device
+        self._losses, self._ratios = (
+            [torch.tensor(value, dtype=torch.float32, device=device) for value in readings[name]]
+            for name in ("losses", "ratios")
+        )
+        self.num_steps = readings["num_steps"]
+        if self._losses:
+            self._values = None  # what was read of them belongs to the process that is gone
 
 
 @record
@@ -92,6 +123,7 @@ class SiteSlot(SeedSlot):
 
     def _forget_seed(self) -> None:
         super()._forget_seed()
+        self.meter: SiteMeter | None = None
         self._heard: Heard | None = None
         self._gradients: list[Tensor | None] | None = None
 
@@ -106,9 +138,44 @@ class SiteSlot(SeedSlot):
                 part.train(self.training)
         return super().plant(seed, gate, blueprint, blend)
 
-    def make_meter(self) -> SeedMeter:
+    def make_meter(self) -> SiteMeter:
         """What measures a new seed."""
         return SiteMeter(self.config, self.nats_per_loss)
+
+    # ---- as data
+
+    def facts(self) -> dict[str, Any]:
+        """Everything about the slot but its weights, in the middle of an epoch too, as JSON values."""
+        readings = None if self.meter is None else self.meter.readings()
+        return {
+            **super().facts(),
+            "slot_id": self.spec.slot_id,
+            "site": asdict(self.site),
+            "copies_features": self.copies_features,
+            "num_missed": self.num_missed,
+            "readings": readings,
+        }
+
+    def set_facts(self, facts: dict[str, Any], seed: Residual | None, gate: GateNetwork | None) -> None:
+        """Puts the slot into a recorded state, with modules built from the recorded names."""
+        super().set_facts(facts, seed, gate)
+        for part in (seed, gate):
+            if part is not None:
+                part.train(self.training)
+        self.copies_features = facts["copies_features"]
+        self.num_missed = facts["num_missed"]
+        if self.meter is not None and facts["readings"] is not None:
+            self.meter.set_readings(facts["readings"])
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """A state_dict with seeds in it says what they are, so that a fresh model can grow them again."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.stage.has_seed:
+            destination[prefix + FACTS] = encode_tensor(self.facts())
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        weights = {key: value for key, value in state_dict.items() if key != prefix + FACTS}
+        super()._load_from_state_dict(weights, prefix, *args)
 
     # ---- inside the model's pass
 
@@ -185,7 +252,7 @@ class SiteSlot(SeedSlot):
         gradients, self._gradients = self._gradients, None
         if gradients is None:
             return None
-        assert isinstance(self.meter, SiteMeter)
+        assert self.meter is not None
         self.meter.num_steps += 1
         pairs = zip(self.parameters(), gradients, strict=True)
         return {param: gradient for param, gradient in pairs if gradient is not None}

@@ -42,7 +42,7 @@ def learning_chart(history: RunHistory) -> str | None:
     """Accuracy, loss and return by round; None if no round was completed."""
     if not history.rounds:
         return None
-    figure = _figure(6.8)
+    figure = new_figure(6.8)
     accuracy, losses, returns = figure.subplots(3, 1, sharex=True, height_ratios=[3, 2, 2])
     x = [number for number, _ in history.rounds]
     rounds = [data for _, data in history.rounds]
@@ -59,7 +59,7 @@ def learning_chart(history: RunHistory) -> str | None:
     _line(returns, x, [r.return_mean for r in rounds], VERMILION, "mean over envs")
     returns.set(xlabel=ROUND, ylabel="return")
     returns.legend(loc="best")
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _losses(axes: Any, completed: Set[int], history: RunHistory) -> None:
@@ -84,7 +84,7 @@ def outcome_chart(history: RunHistory) -> str | None:
     ]
     if not points:
         return None
-    figure = _figure(3.8)
+    figure = new_figure(3.8)
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots()
@@ -94,7 +94,7 @@ def outcome_chart(history: RunHistory) -> str | None:
     )
     axes.set(xlabel="parameters, times the host's own", ylabel="final validation accuracy (%)")
     figure.colorbar(dots, ax=axes, label=ROUND, ticks=MaxNLocator(integer=True, min_n_ticks=1))
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def timeline_chart(history: RunHistory) -> str | None:
@@ -106,7 +106,7 @@ def timeline_chart(history: RunHistory) -> str | None:
     first = max(newest - MAX_TIMELINE_EPISODES + 1, 0)
     seeds = [seed for seed in history.seeds if seed.episode >= first]
     rows = sorted({(seed.env, seed.slot_id) for seed in seeds})[:MAX_TIMELINE_ROWS]
-    figure = _figure(1.0 + 0.32 * len(rows))
+    figure = new_figure(1.0 + 0.32 * len(rows))
     axes = figure.subplots()
     for seed in seeds:
         if (seed.env, seed.slot_id) in rows:
@@ -118,7 +118,7 @@ def timeline_chart(history: RunHistory) -> str | None:
     handles = [axes.barh(-9, 0, color=color) for color in TIMELINE_COLORS.values()]
     words = [name.lower() for name in TIMELINE_COLORS]
     axes.legend(handles, words, ncols=len(words), fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _draw_seed(axes: Any, row: int, seed: SeedTimeline, begin: int) -> None:
@@ -150,7 +150,7 @@ def policy_chart(history: RunHistory) -> str | None:
             "clipped at": [u["gradient_stats"]["clip_norm"] for u in updates],
         },
     }
-    figure = _figure(6.6)
+    figure = new_figure(6.6)
     grid = figure.subplots(3, 2, sharex=True)
     for axes, (label, curves) in zip(grid.flat, panels.items(), strict=True):
         for (name, values), color in zip(curves.items(), cycle(HEAD_COLORS), strict=False):
@@ -160,7 +160,7 @@ def policy_chart(history: RunHistory) -> str | None:
             axes.legend(loc="best", fontsize=7)
     for axes in grid[2]:
         axes.set(xlabel=ROUND)
-    return _svg(figure)
+    return svg_of(figure)
 
 
 def _band(axes: Any, x: Sequence[int], low: Sequence[float], high: Sequence[float], color: str, label: str) -> None:
@@ -180,7 +180,8 @@ def _drawable(values: Iterable[float | None]) -> list[float]:
     return [float("nan") if value is None or abs(value) > MAX_DRAWN else value for value in values]
 
 
-def _figure(height: float) -> Figure:
+def new_figure(height: float) -> Figure:
+    """An empty picture of the usual width; ImportError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -188,7 +189,8 @@ def _figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def _svg(figure: Figure) -> str:
+def svg_of(figure: Figure) -> str:
+    """A finished picture as SVG text, the same each time."""
     from matplotlib import rc_context
     from matplotlib.text import Text
     from matplotlib.ticker import MaxNLocator

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import shlex
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 from esper.karn import charts
-from esper.karn.console import clean_lines, describe, figure
+from esper.karn.console import describe, figure
 from esper.karn.diagnosis import RunCondition, diagnose
 from esper.karn.history import RunHistory, read_history
 from esper.karn.integrity import check_run
+from esper.karn.page import render_page
 from esper.karn.process import read_heartbeat
 from esper.karn.replay import replay
 from esper.leyline import Severity
@@ -35,7 +35,9 @@ def make_report(run_dir: Path, wall: float) -> str:
     )
     if verdict.state is RunCondition.COMPLETED:  # elsewhere it advises to make a report
         verdict = replace(verdict, next="read on; nothing needs to be done")
-    return _render(
+    return render_page(
+        Path(__file__).with_name("report.html.j2"),
+        {"measured": _measured, "utc": _utc, "words": describe},
         name=run_dir.name,
         history=history,
         max_warnings=MAX_WARNINGS,
@@ -58,28 +60,6 @@ def _config(run_dir: Path) -> str | None:
         return None
     except OSError as error:
         return f"not shown: {error}"
-
-
-def _render(**values: object) -> str:
-    try:
-        import jinja2
-    except ImportError:
-        raise ImportError("reports need Jinja2: pip install 'esper-growth[runs]'") from None
-    page = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    # Everything in a log is text of unknown origin, so everything is escaped, and nothing turns lines around.
-    world = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, finalize=_printable)
-    world.filters |= {"picture": _picture, "measured": _measured, "utc": _utc, "words": describe}
-    return world.from_string(page).render(values)
-
-
-def _printable(value: object) -> object:
-    """What the page is given; what it makes itself is markup already, and left alone. An event may lack an id."""
-    return clean_lines(value) if type(value) is str else "" if value is None else value
-
-
-def _picture(svg: str | None) -> str | None:
-    """As an image and not as markup: whatever names a chart shows, they cannot become part of the page."""
-    return None if svg is None else "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
 
 
 def _measured(value: float | None, unit: str = "") -> str:

@@ -1,0 +1,81 @@
+"""The picture of a growth: the curve of the metric above the life of each seed. Needs the extra `plots`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.evidence.growth_plot import DRAWN_STAGES
+from esper.growth.history import GrowthEpoch
+from esper.karn.charts import BLUE, VERMILION, new_figure, svg_of
+from esper.leyline import SeedStage
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from esper.growth.result import GrowthResult
+
+
+def growth_svg(result: GrowthResult) -> str:
+    """The picture as SVG text."""
+    return svg_of(_draw(result))
+
+
+def save_growth(result: GrowthResult, path: Path) -> None:
+    """Writes the picture in the format that the ending of `path` names.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: It knows no such format.
+    """
+    _draw(result).savefig(path, dpi=150)
+
+
+def _draw(result: GrowthResult) -> Figure:
+    sites = [site.name for site in result.sites.chosen]
+    figure = new_figure(3.6 + 0.3 * len(sites))
+    curves, stages = figure.subplots(2, 1, sharex=True, height_ratios=[4, 0.5 + 0.4 * len(sites)])
+    _draw_curve(curves, result)
+    _draw_stages(stages, result.history, sites)
+    return figure
+
+
+def _draw_curve(axes: Any, result: GrowthResult) -> None:
+    epochs = [entry.epoch + 1 for entry in result.history]
+    metrics = [entry.metric for entry in result.history]
+    axes.plot([0, *epochs], [result.untrained.metric, *metrics], color=VERMILION, label="with all its seeds")
+    kept = [float("nan") if entry.committed_metric is None else entry.committed_metric for entry in result.history]
+    axes.plot(epochs, kept, color=BLUE, linestyle="--", label="with what is kept")
+    for entry in result.history:
+        if entry.rolled_back is not None:
+            axes.axvline(entry.epoch + 1, color="black", linestyle=":", linewidth=1)
+    model = type(result.model).__name__
+    axes.set(
+        ylabel=f"validation {result.scale.name}",
+        title=f"{model}: {result.host_params:,} parameters grown to {result.params:,}",
+    )
+    axes.legend()
+
+
+def _draw_stages(axes: Any, history: Sequence[GrowthEpoch], sites: Sequence[str]) -> None:
+    for row in range(len(sites)):
+        for stage, start, stop in _spans([entry.stages[row] for entry in history]):
+            axes.barh(row, stop - start, left=start, height=0.7, color=DRAWN_STAGES[stage][0])
+    axes.set(xlabel="epoch", ylim=(len(sites) - 0.4, -0.6), xlim=(0, len(history) + 1))
+    axes.set_yticks(range(len(sites)), sites)
+    handles = [axes.barh(-9, 0, color=color) for color, _ in DRAWN_STAGES.values()]
+    words = [words for _, words in DRAWN_STAGES.values()]
+    axes.legend(handles, words, ncols=4, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.5))
+
+
+def _spans(stages: Sequence[SeedStage]) -> list[tuple[SeedStage, int, int]]:
+    """(stage, first epoch, epoch after the last) of every drawn stage in one slot; epochs count from 1."""
+    spans, epoch = [], 1
+    for stage, same in groupby(stages):
+        length = len(list(same))
+        if stage in DRAWN_STAGES:
+            spans.append((stage, epoch, epoch + length))
+        epoch += length
+    return spans

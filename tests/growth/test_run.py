@@ -1,0 +1,387 @@
+"""`esper.grow`: five lines, any data, files that say what happened, and no run that is lost."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.growth.comparison import ALONE, AT_ONCE, GROWN, WIDER
+from esper.growth.exporting import load_grown
+from esper.growth.network import same_outputs
+from esper.growth.sites import call_model
+from esper.growth.training import GrowthRun
+from esper.leyline import ModelFileError
+from esper.runtime.datasets import load_dataset
+from tests.growth.test_sites import fingerprint
+from tests.growth.zoo import ZOO
+
+EPOCHS = 8
+
+
+def make_net(width: float = 1.0) -> nn.Module:
+    """Sees single pixels only, so that a convolution that grows in it pays."""
+    channels = round(6 * width)
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * channels, 10)
+    )
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return make_net()
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Any, Any]:
+    found = load_dataset("digits")
+    return (found.train.inputs[:480], found.train.targets[:480]), (found.val.inputs, found.val.targets)
+
+
+def adamw(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=1e-2)
+
+
+def grow(digits: Any, model: nn.Module | None = None, **options: Any) -> esper.GrowthResult:
+    options = {"budget": 3_000, "epochs": EPOCHS, "optimizer": adamw, "verbose": False, "sites": ["1"], **options}
+    return esper.grow(net() if model is None else model, *digits, **options)
+
+
+@pytest.fixture(scope="module")
+def grown(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[esper.GrowthResult, Path]:
+    folder = tmp_path_factory.mktemp("grown")
+    return grow(digits, receipts=True, compare=True, wider=make_net, out=folder), folder
+
+
+# ---- what it does
+
+
+def test_a_blind_network_learns_to_see(grown: Any) -> None:
+    result, _ = grown
+    (seed,) = result.kept
+    assert (seed.site, seed.blueprint, seed.planted, seed.kept) == ("1", "cnn.conv", 0, 4)
+    assert result.metric > 80.0
+    assert seed.worth is not None
+    assert seed.worth > 20.0
+
+
+def test_the_same_arguments_give_the_same_bits(digits: Any, grown: Any) -> None:
+    model, state = net(), torch.get_rng_state()
+    again = grow(digits, model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), grown[0].model.parameters(), strict=True))
+    other = grow(digits, seed=1)
+    assert not all(torch.equal(a, b) for a, b in zip(again.model.parameters(), other.model.parameters(), strict=True))
+
+
+def test_data_may_come_in_any_form(digits: Any, grown: Any) -> None:
+    (x, y), (val_x, val_y) = digits
+    dataset = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(val_x, val_y), batch_size=256)
+    result = esper.grow(
+        net(), dataset, loader, budget=3_000, epochs=EPOCHS, optimizer=adamw, sites=["1"], verbose=False
+    )
+    assert result.metric > 80.0
+    assert len(result.kept) == 1
+
+
+def test_an_optimizer_and_a_scheduler_of_the_users_own_are_used(digits: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+    result = grow(digits, model, optimizer=optimizer, scheduler=scheduler)
+    assert result.history[0].learning_rate == 0.3
+    assert result.history[-1].learning_rate < 0.3
+    assert result.seeds
+
+
+def test_other_metrics_and_losses_are_used(digits: Any) -> None:
+    def worst_class(output: Tensor, target: Tensor) -> float:
+        hits = output.argmax(1) == target
+        return min(float(hits[target == label].float().mean()) for label in range(10))
+
+    def smooth(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
+
+    result = grow(digits, metric=worst_class, loss=smooth)
+    assert 0.2 < result.metric <= 1.0
+    assert (result.scale.best, result.scale.name) == (1.0, "metric")
+
+
+def test_import_esper_loads_no_torch_and_has_its_names() -> None:
+    code = (
+        "import sys, esper\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert {'grow', 'Grower', 'find_sites', 'GrowthResult'} <= set(dir(esper))\n"
+        "assert callable(esper.grow) and 'torch' in sys.modules\n"
+        "import esper.growth\n"
+        "assert callable(esper.grow), 'the name of the function is not that of a module'\n"
+        "try:\n    esper.shrink\nexcept AttributeError as error:\n    assert 'shrink' in str(error)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    importlib.import_module("esper.growth")
+    assert callable(esper.grow)
+
+
+# ---- files
+
+
+def test_a_folder_holds_the_network_its_history_a_picture_and_a_report(grown: Any, digits: Any) -> None:
+    result, folder = grown
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "growth.png",
+        "history.csv",
+        "model.safetensors",
+        "network.pt2",
+        "report.html",
+    ]
+    x = digits[1][0]
+    with torch.no_grad():
+        expected = result.model.eval()(x)
+        assert torch.equal(load_grown(net(seed=3), folder / "model.safetensors").eval()(x), expected)
+    lines = list(csv.DictReader((folder / "history.csv").open()))
+    assert [float(line["metric"]) for line in lines] == [entry.metric for entry in result.history]
+    page = (folder / "report.html").read_text()
+    assert "http" not in page.replace("http-equiv", "")
+    assert "<script" not in page
+    for words in ("1 of 1 seeds were kept", "cnn.conv", "left alone", "Should this model be grown?", "data:image/svg"):
+        assert words in page, words
+    assert (folder / "growth.png").stat().st_size > 10_000
+
+
+def test_an_exported_network_runs_without_esper(grown: Any, digits: Any, tmp_path: Path) -> None:
+    result, folder = grown
+    x = digits[1][0][:7]
+    with torch.no_grad():
+        torch.save({"x": x, "out": result.model.eval()(x)}, tmp_path / "expected.pt")
+    code = (
+        "import sys, torch\n"
+        "sys.modules['esper'] = None\n"
+        f"expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
+        f"network = torch.export.load({str(folder / 'network.pt2')!r}).module()\n"
+        "assert torch.equal(network(expected['x']), expected['out'])\n"
+        "assert network(expected['x'][:3]).shape == (3, 10), 'rows are free'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".ckpt"])
+def test_weights_of_any_kind_grow_a_fresh_model_again(suffix: str, grown: Any, digits: Any, tmp_path: Path) -> None:
+    result, _ = grown
+    file = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        result.export(file)
+    else:
+        state = result.model.state_dict()
+        torch.save(state if suffix == ".pt" else {"state_dict": state, "epoch": 3}, file)
+    x = digits[1][0][:5]
+    with torch.no_grad():
+        assert torch.equal(load_grown(net(seed=3), file).eval()(x), result.model.eval()(x))
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(grown: Any, tmp_path: Path) -> None:
+    result, _ = grown
+    state = result.model.state_dict()
+    (tmp_path / "broken.safetensors").write_bytes(b"nothing")
+    (tmp_path / "broken.pt").write_bytes(b"nothing")
+    key = next(key for key in state if key.endswith("gamma"))
+    cases: list[tuple[nn.Module, Any, str]] = [
+        (nn.Sequential(nn.Linear(4, 4)), state, "has grown after '1', which Sequential does not have"),
+        (make_net(2.0), state, "do not fit Sequential"),
+        (net(), {k: v for k, v in state.items() if k != "0.weight"}, "missing"),
+        (net(), {**state, "more": torch.zeros(1)}, "unknown"),
+        (net(), {k: v for k, v in state.items() if k != key}, "gamma"),
+        (result.model, state, "has grown already"),
+        (net(), tmp_path / "broken.safetensors", "damaged or not a safetensors file"),
+        (net(), tmp_path / "broken.pt", "no weights that can be read safely"),
+    ]
+    for model, weights, message in cases:
+        before = fingerprint(model)
+        with pytest.raises(ModelFileError, match=message):
+            load_grown(model, weights)
+        assert fingerprint(model) == before
+    with pytest.raises(FileNotFoundError):
+        load_grown(net(), tmp_path / "nowhere.pt")
+
+
+@pytest.mark.parametrize("name", ["resnet", "gpt2", "two_inputs"])
+def test_models_of_any_inputs_are_exported(name: str, tmp_path: Path) -> None:
+    animal = ZOO[name]
+    batches = animal.batches(3)
+    result = esper.grow(
+        animal.model(), batches[:2], batches[2:], budget=None, epochs=6, controller="wait_only", verbose=False
+    )
+    result.export(tmp_path / "network.pt2")
+    loaded = torch.export.load(tmp_path / "network.pt2").module()
+    batch = batches[1]
+    inputs = [batch["input_ids"]] if isinstance(batch, dict) else list(batch[:-1])
+    with torch.no_grad():
+        output = call_model(result.model.eval(), batch)
+        expected = output.logits if hasattr(output, "logits") else output
+        assert same_outputs(loaded(*inputs), expected)
+    assert not hasattr(result.model, "config") or result.model.config.use_cache is True, "the user's setting"
+
+
+def test_an_unknown_format_is_refused(grown: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected .pt2, .onnx or .safetensors"):
+        grown[0].export(tmp_path / "network.xyz")
+
+
+def test_what_cannot_be_exported_is_said_and_the_rest_is_written(digits: Any, tmp_path: Path) -> None:
+    class Stubborn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.sum() > -1e9:  # a decision that no exported program can take
+                return self.inner(x)
+            return self.inner(-x)
+
+    result = grow(digits, Stubborn(), sites=["inner.1"], out=tmp_path, controller="wait_only", epochs=5)
+    assert not (tmp_path / "network.pt2").exists()
+    assert (tmp_path / "report.html").exists()
+    assert any("no network.pt2" in line for line in result.write(tmp_path))
+
+
+# ---- receipts and comparison
+
+
+def test_a_receipt_is_the_difference_to_a_twin_without_the_seed(grown: Any, digits: Any) -> None:
+    result, _ = grown
+    (receipt,) = result.receipts
+    alone = grow(digits, controller="wait_only")
+    assert receipt.without_seed == alone.metric, "the twin of the only seed is the model left alone"
+    assert receipt.with_seed == result.history[-1].metric
+    assert receipt.gain == receipt.with_seed - receipt.without_seed > 10.0
+    assert receipt.epochs == EPOCHS
+
+
+def test_receipts_change_nothing_in_the_run(grown: Any, digits: Any) -> None:
+    with_receipts, without = grown[0].model.state_dict(), grow(digits).model.state_dict()
+    assert with_receipts.keys() == without.keys()
+    assert all(torch.equal(with_receipts[key], without[key]) for key in without)
+
+
+def test_a_receipt_may_be_limited(digits: Any) -> None:
+    result = grow(digits, receipts=5)
+    (receipt,) = result.receipts
+    assert receipt.epochs == 5
+    assert receipt.with_seed == result.history[4].metric
+
+
+def test_the_comparison_trains_rivals_on_the_same_batches(grown: Any, digits: Any) -> None:
+    result, _ = grown
+    found = result.comparison
+    assert [arm.name for arm in found.arms] == [GROWN, ALONE, AT_ONCE, WIDER]
+    assert found.arm(GROWN).metrics == (result.metric,)
+    assert found.arm(ALONE).metrics == (grow(digits, controller="wait_only").metric,)
+    sizes = {arm.name: arm.params[0] for arm in found.arms}
+    assert sizes[AT_ONCE] == sizes[GROWN] == result.params
+    assert abs(sizes[WIDER] - sizes[GROWN]) < 0.05 * sizes[GROWN]
+    assert sizes[ALONE] == result.host_params
+    costs = {arm.name: arm.training_macs[0] for arm in found.arms}
+    assert costs[ALONE] < costs[GROWN] <= costs[AT_ONCE]
+    assert "Growing pays here" in found.verdict()
+
+
+def test_comparing_needs_an_optimizer_that_can_be_made_again(digits: Any) -> None:
+    model = net()
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match="pass optimizer as a function"):
+        grow(digits, model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), compare=True)
+    assert fingerprint(model) == before
+
+
+# ---- runs that stop
+
+
+class Stop(KeyboardInterrupt):
+    pass
+
+
+def stop_in_epoch(monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    plain = GrowthRun._train
+
+    def train(self: GrowthRun, number: int) -> Any:
+        if number == epoch:
+            raise Stop
+        return plain(self, number)
+
+    monkeypatch.setattr(GrowthRun, "_train", train)
+
+
+@pytest.mark.parametrize("epoch", [1, 3, 6])
+def test_a_run_that_was_stopped_goes_on_to_the_bit(
+    epoch: int, grown: Any, digits: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = net()
+    with monkeypatch.context() as patch:
+        stop_in_epoch(patch, epoch)
+        with pytest.raises(Stop):
+            grow(digits, model, out=tmp_path, receipts=True)
+    kept = [name for name, _ in model.named_modules() if name.endswith("esper_slot")]
+    assert kept == (["1.esper_slot"] if epoch == 6 else []), "only what was kept is left in the model"
+    with pytest.raises(ValueError, match="holds an unfinished run; pass resume=True"):
+        grow(digits, out=tmp_path)
+    result = grow(digits, net(seed=7), out=tmp_path, resume=True, receipts=True)
+    assert all(torch.equal(a, b) for a, b in zip(result.model.parameters(), grown[0].model.parameters(), strict=True))
+    assert result.receipts == grown[0].receipts
+    assert [entry.metric for entry in result.history] == [entry.metric for entry in grown[0].history]
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_there_must_be_something_to_resume(digits: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no unfinished run"):
+        grow(digits, out=tmp_path, resume=True)
+    (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
+    with pytest.raises(ModelFileError, match="is damaged"):
+        grow(digits, out=tmp_path, resume=True)
+
+
+# ---- what cannot work
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 10}, "budget=10 leaves no room"),
+        ({"epochs": 2}, "epochs=2 is less than the shortest life of a seed"),
+        ({"controller": "pretrained"}, "no pretrained controller"),
+        ({"metric": lambda output, target: float("nan")}, "metric is nan"),
+        ({"sites": ["9"]}, "cannot grow after '9'"),
+        ({"optimizer": lambda params: 3}, "optimizer must be one, or a function"),
+        ({"optimizer": lambda params: torch.optim.LBFGS(params)}, "LBFGS cannot take parameters later"),
+        (
+            {"optimizer": lambda params: torch.optim.Muon([p for p in params if p.dim() == 2])},
+            "pass a second optimizer",
+        ),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_and_leaves_the_model_alone(
+    options: dict[str, Any], message: str, digits: Any
+) -> None:
+    model = net()
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match=message) as caught:
+        grow(digits, model, **options)
+    assert "\n" not in str(caught.value)
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("val", [None, [], (torch.zeros(0, 1, 8, 8), torch.zeros(0).long())])
+def test_validation_data_is_needed(val: Any, digits: Any) -> None:
+    model = net()
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match="validation data"):
+        esper.grow(model, digits[0], val, budget=None, epochs=8)
+    assert fingerprint(model) == before
