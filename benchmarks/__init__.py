@@ -11,10 +11,12 @@ from benchmarks.coalitions import bench_coalitions_command
 from benchmarks.engine import bench_engine_command
 from benchmarks.ppo import bench_ppo_command
 from benchmarks.telemetry import bench_telemetry_command
+from benchmarks.viewers import bench_viewers_command
 
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,
     "coalitions": bench_coalitions_command,
     "ppo": bench_ppo_command,
     "telemetry": bench_telemetry_command,
+    "viewers": bench_viewers_command,
 }

@@ -16,7 +16,9 @@ import yaml
 import esper
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("index.html", "app.js", "charts.js", "dom.js", "screens.js", "stream-worker.js", "style.css", "theme.js")
 DATA = (
+    *(f"esper/karn/serve/static/{name}" for name in PAGES),
     "esper/py.typed",
     "esper/evidence/report.md.j2",
     "esper/karn/report.html.j2",

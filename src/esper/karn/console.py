@@ -62,7 +62,7 @@ def render_verdict(found: Sequence[Diagnosis]) -> RenderableType:
 
 def render_figures(view: RunView, state: RunCondition) -> RenderableType:
     """How far the run is, and its newest figures."""
-    return _grid(_figures(view, state))
+    return _grid(figures_of(view, state))
 
 
 def _title(view: RunView) -> RenderableType:
@@ -96,14 +96,16 @@ def _verdict(found: Sequence[Diagnosis]) -> Iterator[tuple[str, str | Text]]:
             yield "also", text.append(clean(f"  [{other.why}]"), style="dim")
 
 
-def _figures(view: RunView, state: RunCondition) -> Iterator[tuple[str, str]]:
+def figures_of(view: RunView, state: RunCondition, *, sparks: bool = True) -> Iterator[tuple[str, str]]:
+    """Names and texts of the newest figures; `sparks` adds curves of characters to some."""
     yield "progress", _progress(view, state)
     if view.last_round is not None:
         data = view.last_round.data
         accuracy = f"{data.accuracy_mean_pct:.1f} % ({data.accuracy_worst_pct:.1f} to {data.accuracy_best_pct:.1f})"
         committed = f"committed {figure(data.committed_accuracy_pct, '.1f')} %"
-        yield "accuracy", f"{accuracy}, {committed}  {spark(view.accuracies_pct)}"
-        yield "return", f"{data.return_mean:.3g} ± {data.return_std:.2g}  {spark(view.returns)}"
+        curves = (f"  {spark(view.accuracies_pct)}", f"  {spark(view.returns)}") if sparks else ("", "")
+        yield "accuracy", f"{accuracy}, {committed}{curves[0]}"
+        yield "return", f"{data.return_mean:.3g} ± {data.return_std:.2g}{curves[1]}"
         yield "parameters", f"{data.params_ratio_mean:.2f} times the host's own"
     if view.last_update is not None:
         update = view.last_update.data.metrics

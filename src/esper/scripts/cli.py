@@ -31,6 +31,7 @@ from esper.scripts.export import export_command, report_command
 from esper.scripts.grow import grow_command
 from esper.scripts.query import query_command
 from esper.scripts.sandbox import sandbox_command
+from esper.scripts.serve import serve_command
 from esper.scripts.status import status_command, verify_command
 from esper.scripts.study import study_command
 from esper.scripts.tasks import tasks_command
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sandbox": sandbox_command,
     "status": status_command,
     "watch": watch_command,
+    "serve": serve_command,
     "query": query_command,
     "report": report_command,
     "export": export_command,

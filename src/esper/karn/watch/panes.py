@@ -40,7 +40,9 @@ class Overview(Pane):
         yield Static(id="overview-figures")
 
     def draw(self, monitor: RunMonitor, found: Sequence[Diagnosis]) -> None:
-        self.query_one("#overview-verdict", Static).update(render_verdict(found))
+        reading = monitor.reading()
+        verdict = render_verdict(found) if reading is None else Text(f"{reading}. The verdict comes at its end.")
+        self.query_one("#overview-verdict", Static).update(verdict)
         rounds = [data for _, data in monitor.history.rounds]
         curves = round_plots(rounds, self.size.width - 2, all_of_them=self.size.height > TALL)
         self.query_one("#overview-curves", Static).update(curves)

@@ -1,0 +1,1 @@
+"""`esper serve`: runs in a browser. Needs the extra `serve` (Starlette, uvicorn). Everything in here only reads."""
