@@ -79,7 +79,7 @@ def measure(folder: Path, trainer: int, *, tabs: int, pairs: int, window_s: floa
     """Looks at a run that trains, with and without readers in turns; which comes first changes from pair to pair."""
     speeds, costs, shares, rates = [], [], [], []
     for pair in range(pairs):
-        found = {}
+        found: dict[bool, tuple[float, float]] = {}
         for watched in (pair % 2 == 0, pair % 2 == 1):
             if not watched:
                 found[watched] = _window(folder, trainer, window_s)

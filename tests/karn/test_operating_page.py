@@ -38,7 +38,11 @@ def test_every_table_is_listed_and_every_listed_table_exists() -> None:
 
 
 def test_every_command_on_the_page_exists() -> None:
-    assert {"status", "report", "query", "export", "verify"} <= set(re.findall(r"`esper (\w+)", PAGE)) <= {*COMMANDS, "bench"}
+    assert (
+        {"status", "report", "query", "export", "verify"}
+        <= set(re.findall(r"`esper (\w+)", PAGE))
+        <= {*COMMANDS, "bench"}
+    )
 
 
 @pytest.mark.parametrize("query", [query for query in EXAMPLES if query])

@@ -129,7 +129,8 @@ class Catalogue:
 
     def _summary(self, name: str) -> RunSummary:
         path = self._runs[name]
-        heartbeat = read_heartbeat(path, time.time())
+        found = read_heartbeat(path, time.time())
+        heartbeat = found if isinstance(found, Heartbeat) else None
         state = _stamp(path, heartbeat)
         if name not in self._known or self._known[name][0] != state:
             self._known[name] = (state, summarise(name, path, heartbeat))
