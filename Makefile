@@ -2,12 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,onnx,plots,bench,metrics,runs,evidence,watch,serve,lightning,hf,sklearn
+EXTRAS := dev,onnx,plots,bench,metrics,runs,evidence,watch,serve,docs,lightning,hf,sklearn
 # Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow evidence test test-slow test-gpu replay check format lint type imports spell sandbox bench clean
+.PHONY: help setup run grow evidence test test-slow test-gpu replay check format lint type imports spell sandbox bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ bench: $(VENV)/.ready  ## measure speed beside plain PyTorch; figures also as JS
 	$(BIN)/esper bench coalitions --out runs/bench-coalitions.json
 	$(BIN)/esper bench ppo --out runs/bench-ppo.json
 	$(BIN)/esper bench telemetry --out runs/bench-telemetry.json
+
+docs: $(VENV)/.ready  ## build the documentation into site/; a broken link is an error
+	$(BIN)/zensical build --strict
 
 check: lint type imports spell  ## formatting, lint, types, import contracts, spelling
 

@@ -60,9 +60,9 @@ def render_verdict(found: Sequence[Diagnosis]) -> RenderableType:
     return _grid(_verdict(found))
 
 
-def render_figures(view: RunView, state: RunCondition) -> RenderableType:
-    """How far the run is, and its newest figures."""
-    return _grid(figures_of(view, state))
+def render_figures(view: RunView, state: RunCondition, *, sparks: bool = True) -> RenderableType:
+    """How far the run is, and its newest figures; `sparks` adds curves of characters to some."""
+    return _grid(figures_of(view, state, sparks=sparks))
 
 
 def _title(view: RunView) -> RenderableType:

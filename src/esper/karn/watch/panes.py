@@ -46,7 +46,7 @@ class Overview(Pane):
         rounds = [data for _, data in monitor.history.rounds]
         curves = round_plots(rounds, self.size.width - 2, all_of_them=self.size.height > TALL)
         self.query_one("#overview-curves", Static).update(curves)
-        figures: list[RenderableType] = [render_figures(monitor.view, found[0].state)]
+        figures: list[RenderableType] = [render_figures(monitor.view, found[0].state, sparks=False)]
         if warnings := list(monitor.view.warnings)[-NUM_WARNINGS:]:
             figures += [Text("Newest warnings; screen 5 has all", "bold"), *map(event_line, warnings)]
         self.query_one("#overview-figures", Static).update(Group(*figures))
