@@ -61,6 +61,13 @@ class SeedMeter:
         assert self.eta is not None
         return d.float().square().sum() / (2 * self.eta * rows)
 
+    def note_epoch(self, eta: float, losses: Tensor, ratios: Tensor) -> None:
+        """Takes an epoch that somebody else trained: eta at its end, and what `read` books of each batch."""
+        self.eta = torch.tensor(eta, dtype=torch.float32)
+        self._losses.extend(losses.unbind())
+        self._ratios.extend(ratios.unbind())
+        self._values = None
+
     # ---- what was measured, as numbers
 
     @property

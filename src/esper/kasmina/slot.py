@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.layers import linear
@@ -112,6 +113,8 @@ class SeedSlot(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Mixes the seed into the features according to its stage."""
+        if has_torch_function_unary(h):
+            return handle_torch_function(SeedSlot.forward, (h,), self, h)
         self._pending = None  # of an earlier pass that nobody trained on
         if self.stage.is_blended:
             return self.blended(h)
@@ -121,6 +124,8 @@ class SeedSlot(nn.Module):
 
     def blended(self, h: Tensor) -> Tensor:
         """The features with the seed at its current alpha."""
+        if has_torch_function_unary(h):
+            return handle_torch_function(SeedSlot.blended, (h,), self, h)
         return mix(h, self.delta(h), self.alpha)
 
     def delta(self, h: Tensor) -> Tensor:

@@ -100,6 +100,10 @@ class GrowingOptimizer:
         """Scales the learning rate of every group, those to come included."""
         self.lr = self.spec.lr * factor
 
+    def rates(self, name: str) -> tuple[float, float]:
+        """(learning rate, weight decay) of a group now."""
+        return self.lr, self.spec.weight_decay if name == HOST else 0.0
+
     def zero_grad(self) -> None:
         """Drops all gradients."""
         for group in self.groups.values():
@@ -139,9 +143,11 @@ class GrowingOptimizer:
                 self._skipped[name] = self._skipped[name] + skip if name in self._skipped else skip
                 if scaler is not None and name == HOST:
                     scaler.update(skip)
-            self._update(trained[name], grads, self.spec.weight_decay if name == HOST else 0.0, skip)
+            self._update(trained[name], grads, *self.rates(name), skip)
 
-    def _update(self, params: list[Tensor], grads: list[Tensor], weight_decay: float, skip: Tensor | None) -> None:
+    def _update(
+        self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float, skip: Tensor | None
+    ) -> None:
         """One call of a fused kernel, which does nothing at all where `skip` is 1."""
         for param in params:
             if param not in self.state:
@@ -160,7 +166,7 @@ class GrowingOptimizer:
                 [state["exp_avg_sq"] for state in states],
                 [],
                 steps,
-                lr=self.lr,
+                lr=lr,
                 beta1=BETAS[0],
                 beta2=BETAS[1],
                 weight_decay=weight_decay,
@@ -176,7 +182,7 @@ class GrowingOptimizer:
                 [state["momentum_buffer"] for state in states] if self.spec.momentum else [],
                 weight_decay=weight_decay,
                 momentum=self.spec.momentum,
-                lr=self.lr,
+                lr=lr,
                 dampening=0.0,
                 nesterov=False,
                 maximize=False,
@@ -193,6 +199,14 @@ class GrowingOptimizer:
     def clip_factors(self) -> dict[nn.Parameter, Tensor]:
         """What clipping multiplied each gradient of the last step by: divide by it for the gradient as it was."""
         return {param: self._clip_factors[name] for name in self._clip_factors for param in self.groups[name].values()}
+
+    def note_epoch(self, name: str, norms: Tensor, num_skipped: int) -> None:
+        """Takes what somebody else saw who trained a group for an epoch: norms in the last batch, updates left out."""
+        self._norms[name] = norms
+        self._clip_factors.pop(name, None)
+        if name != HOST:
+            self._skipped[name] = torch.tensor(float(num_skipped))
+        self._values = None
 
     # ---- what was seen, as numbers
 

@@ -53,6 +53,7 @@ from esper.simic.training.epoch_metrics import (
 )
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.engine import EngineEnv
+from esper.tolaria.executor.seat import Seat
 from esper.tolaria.governor import LabelFacts, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 
@@ -87,6 +88,8 @@ class ParallelEnvState(EngineEnv):
     model: MorphogeneticModel
     optimizer: GrowingOptimizer
     tracker: SignalTracker
+    seat: Seat | None = None
+    """The network in the memory of the native executor, if it was ever there."""
     rollback_reason: RollbackReason | None = None
     metrics: EpochMetrics | None = None
     signals: TrainingSignals | None = None

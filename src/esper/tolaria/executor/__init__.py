@@ -1,0 +1,1 @@
+"""A native executor for small hosts: whole epochs in one compiled call."""

@@ -1,0 +1,44 @@
+"""Whether compiled code can run on this machine, and which backend a run takes. Cheap to ask: numba is not imported."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+
+VERSION = 1
+"""Of the bits that the native executor computes: a change that moves one raises it."""
+NOTICE_S = 3.0
+"""Loading takes a second at most; what takes longer is compiling."""
+
+
+def why_not_native() -> str | None:
+    """Why compiled code cannot run here; None if it can."""
+    if find_spec("numba") is None:
+        return "numba is not installed"
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        from llvmlite import binding
+
+        # Emulated, a fused multiply-add is slower than torch.
+        if not binding.get_host_cpu_features().get("fma", False):
+            return "this CPU has no fused multiply-add"
+    elif platform.machine().lower() not in ("aarch64", "arm64"):
+        return f"it is not tried on {platform.machine()} machines"
+    return None
+
+
+def warm_up(say: Callable[[str], None] = lambda text: None) -> None:
+    """Compiles now, or loads what was compiled before on this machine; says so if it takes long.
+
+    Processes that start at the same time would wait for each other; who starts them calls this first.
+    """
+    notice = threading.Timer(NOTICE_S, say, ["compiling the native executor, once on this machine (half a minute)"])
+    notice.daemon = True
+    notice.start()
+    try:
+        from esper.tolaria.executor.kernels import make_ready
+
+        make_ready()
+    finally:
+        notice.cancel()
