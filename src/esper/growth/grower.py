@@ -498,10 +498,12 @@ class Grower:
             num_rollbacks=self._governor.num_rollbacks,
             recovery_left=self._governor.recovery_left,
         )
+        with self.optimizers.whole():
+            schedulers = [scheduler.state_dict() for scheduler in self.optimizers.schedulers]
         return {
             "books": pack(books),
             **saved_state.capture(self.network, self.optimizers),
-            "schedulers": [scheduler.state_dict() for scheduler in self.optimizers.schedulers],
+            "schedulers": schedulers,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "kept": self._kept,
         }

@@ -242,7 +242,7 @@ class _Accuracy:
         self.count: Tensor | int = 0
 
     def add(self, output: Any, target: Any) -> None:
-        predicted, labels = _classes_last(prediction(output), target)
+        predicted, labels = _classes_last(prediction(output).detach(), target)
         counted = labels != IGNORED_LABEL
         self.hits = self.hits + ((predicted.argmax(-1) == labels) & counted).sum()
         self.count = self.count + counted.sum()
@@ -262,7 +262,7 @@ class _ExplainedVariance:
 
     def add(self, output: Any, target: Any) -> None:
         targets = target.double().reshape(target.shape[0], -1)
-        self.error = self.error + (prediction(output).double().reshape(targets.shape) - targets).square().sum()
+        self.error = self.error + (prediction(output).detach().double().reshape(targets.shape) - targets).square().sum()
         self.total = self.total + targets.sum(0)
         self.squares = self.squares + targets.square().sum(0)
         self.rows += targets.shape[0]

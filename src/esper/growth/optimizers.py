@@ -6,11 +6,14 @@ Nothing else of the optimizers changes: survivors keep their state to the bit, s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
 
 from esper.growth.network import AttachedNetwork
 from esper.growth.slot import SiteSlot
@@ -58,10 +61,11 @@ class UserOptimizers:
         """Parameters by slot, in the order in which they were taken in."""
         self._norms: dict[str, Tensor] = {}
         self._finite: dict[str, bool] = {}
+        self._hidden = False
         self._check()
         for slot in network.all_slots():
             slot.scaler = scaler
-        self._handles = [
+        self._handles: list[RemovableHandle] = [
             handle
             for optimizer in self.optimizers
             for handle in (
@@ -93,6 +97,8 @@ class UserOptimizers:
         """Leaves the optimizers alone from now on; what they hold stays."""
         for handle in self._handles:
             handle.remove()
+        for scheduler in self.schedulers:
+            scheduler.__dict__.pop("state_dict", None)
 
     # ---- seeds in and out
 
@@ -193,6 +199,58 @@ class UserOptimizers:
                 values = getattr(scheduler, name, None)
                 if isinstance(values, list) and len(values) == length:
                     yield values
+
+    # ---- as others save them
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Optimizers and schedulers show their seeds for the block, also where `hide_seeds` hides them."""
+        self._hidden, hidden = False, self._hidden
+        try:
+            yield
+        finally:
+            self._hidden = hidden
+
+    def hide_seeds(self) -> None:
+        """From now on, the state_dicts of optimizers and schedulers are those of a model without seeds.
+
+        For libraries that load them into a bare model, before its seeds come back.
+        """
+        self._hidden = True
+        for optimizer in self.optimizers:
+            self._handles.append(optimizer.register_state_dict_post_hook(self._without_seeds))
+        for scheduler in self.schedulers:
+            scheduler.state_dict = partial(self._bare_schedule, scheduler)
+
+    def _without_seeds(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any] | None:
+        if not self._hidden:
+            return None
+        seeds = {id(param) for params in self._seeds.values() for param in params}
+        flags = [id(param) in seeds for group in optimizer.param_groups for param in group["params"]]
+        numbers = {old: new for new, old in enumerate(at for at, is_seed in enumerate(flags) if not is_seed)}
+        groups = []
+        for group in state["param_groups"]:
+            kept = [at for at, number in enumerate(group["params"]) if number in numbers]
+            if kept:
+                own = {"params": [numbers[group["params"][at]] for at in kept]}
+                if "param_names" in group:
+                    own["param_names"] = [group["param_names"][at] for at in kept]
+                groups.append({**group, **own})
+        kept_state = {numbers[number]: entry for number, entry in state["state"].items() if number in numbers}
+        return {**state, "state": kept_state, "param_groups": groups}
+
+    def _bare_schedule(self, scheduler: Any) -> dict[str, Any]:
+        state: dict[str, Any] = type(scheduler).state_dict(scheduler)
+        state.pop("state_dict", None)  # this method itself, which stands among the scheduler's attributes
+        if not self._hidden:
+            return state
+        seeds = {id(param) for params in self._seeds.values() for param in params}
+        groups = scheduler.optimizer.param_groups
+        bare = [at for at, group in enumerate(groups) if not all(id(param) in seeds for param in group["params"])]
+        for name in PER_GROUP:
+            if isinstance(state.get(name), list) and len(state[name]) == len(groups):
+                state[name] = [state[name][at] for at in bare]
+        return state
 
     # ---- around a step
 

@@ -32,10 +32,12 @@ def capture(network: AttachedNetwork, optimizers: UserOptimizers) -> dict[str, A
         "val_loss": network.val_loss,
         "gradients": optimizers.readings(),
     }
+    with optimizers.whole():
+        states = [_copied(optimizer.state_dict()) for optimizer in optimizers.optimizers]
     return {
         "facts": encode_tensor(facts),
         "model": {name: _copied(value) for name, value in network.model.state_dict().items()},
-        "optimizers": [_copied(optimizer.state_dict()) for optimizer in optimizers.optimizers],
+        "optimizers": states,
     }
 
 

@@ -26,6 +26,7 @@ from esper.leyline import (
     StorageError,
     WorkersFailed,
 )
+from esper.scripts.compare import compare_command
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.export import export_command, report_command
 from esper.scripts.grow import grow_command
@@ -45,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train_command,
     "study": study_command,
     "evaluate": evaluate_command,
+    "compare": compare_command,
     "tasks": tasks_command,
     "sandbox": sandbox_command,
     "status": status_command,

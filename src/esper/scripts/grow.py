@@ -27,9 +27,11 @@ from esper.leyline.files import write_atomic
 from esper.scripts.terminal import plain_console, progress_bar
 
 if TYPE_CHECKING:
-    from esper.evidence.host_runs import HostRun, OnEpoch
+    from esper.evidence.host_runs import HostRun, HostRunner, OnEpoch
+    from esper.leyline import PolicyProtocol
     from esper.runtime.tasks import TaskSpec
 
+DEFAULT_TASK = "digits_blind"
 HISTORY_COLUMNS = (
     "epoch",
     "train_loss",
@@ -44,32 +46,113 @@ HISTORY_COLUMNS = (
 
 
 def grow_command(
-    task: Annotated[str, tyro.conf.arg(help="What to train on; `esper tasks` lists them.")] = "digits_blind",
+    task: Annotated[
+        str | None, tyro.conf.arg(help="A bundled task, as `esper tasks` lists them; default: digits_blind.")
+    ] = None,
+    model: Annotated[
+        str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION", help="Your own model: a function that returns it.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="FILE.py:FUNCTION", help="Your own data: a function that returns (train, validation)."),
+    ] = None,
     controller: Annotated[
-        str, tyro.conf.arg(help="Who decides: schedule, periodic, plateau, fragrow, heuristic, random.")
-    ] = "schedule",
+        str | None,
+        tyro.conf.arg(
+            help="Who decides: a rule (schedule, periodic, plateau, fragrow, heuristic, random) or the folder of a "
+            "trained run; default: schedule for tasks, the best rule for your own model."
+        ),
+    ] = None,
     blueprint: Annotated[
         str | None, tyro.conf.arg(help="Seed that the schedule plants, such as cnn.conv; default: one that suits.")
     ] = None,
+    sites: Annotated[
+        tuple[str, ...],
+        tyro.conf.arg(
+            help="Submodules after which something may grow, such as layer1.0 or 'layer*.0'; default: three."
+        ),
+    ] = (),
+    list_sites: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Show where your model can grow, and stop.")
+    ] = False,
     seed: Annotated[int, tyro.conf.arg(help="Decides initial weights and the order of data.")] = 0,
-    epochs: Annotated[int | None, tyro.conf.arg(help="Epochs to train; default: the task's own horizon.")] = None,
-    budget: Annotated[
-        int | None, tyro.conf.arg(help="Most parameters the host and its seeds may have together.")
+    epochs: Annotated[
+        int | None, tyro.conf.arg(help="Epochs to train; default: the task's own horizon, 20 for your own model.")
     ] = None,
-    data_dir: Annotated[Path | None, tyro.conf.arg(help="Where the data lies, if not in a usual place.")] = None,
+    budget: Annotated[
+        int | None, tyro.conf.arg(help="Most parameters the model and its seeds may have together; default: no limit.")
+    ] = None,
+    batch_size: Annotated[int, tyro.conf.arg(help="Rows of a batch of your own data, if it is not cut yet.")] = 64,
+    lr: Annotated[float, tyro.conf.arg(help="Learning rate for your own model; it falls along a cosine.")] = 1e-3,
+    receipts: Annotated[
+        bool,
+        tyro.conf.FlagCreatePairsOff,
+        tyro.conf.arg(help="Train your own model again without each kept seed, to see what it really brought."),
+    ] = False,
+    resume: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Go on with the unfinished run of your model in --out.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, tyro.conf.arg(help="Where the data of a task lies, if not in a usual place.")
+    ] = None,
     out: Annotated[
-        Path | None, tyro.conf.arg(help="Folder for the grown network, history and plot; default: runs/grow-TASK.")
+        Path | None, tyro.conf.arg(help="Folder for everything that is written; default: runs/grow-NAME.")
     ] = None,
 ) -> None:
-    """Grow a network and compare it with the same network left alone.
+    """Grow a network: a bundled one, or your own model on your own data.
 
-    Both runs start from the same weights and see the same batches in the same order. By default one seed after the
-    other is planted, trained behind the host, blended in over three epochs and kept if it helps. The result is a
-    table of what grew and what it brought, the grown network as a file that loads without Esper (network.pt2), one
-    that can go on growing (model.safetensors), the history, and a plot.
+    With --model and --data, your model is trained and grown: `esper grow --model mine.py:make_model --data
+    mine.py:make_data --budget 20000`. The first function returns a torch.nn.Module, the second (train, validation),
+    each as tensors (inputs, target), a Dataset or a DataLoader. Written are the grown network as a file that runs
+    without Esper (network.pt2), its weights (model.safetensors), the history, a plot and an HTML report. `esper
+    compare` says whether growing pays.
 
-    Accuracies are on the validation split; `esper evaluate` opens the test split.
+    With --task, a bundled network is grown beside the same network left alone. Both start from the same weights and
+    see the same batches in the same order. By default one seed after the other is planted, trained behind the host,
+    blended in over three epochs and kept if it helps. Accuracies are on the validation split; `esper evaluate` opens
+    the test split.
     """
+    if model is None:
+        if data is not None or sites or list_sites or receipts or resume:
+            raise ValueError(
+                "--data, --sites, --list-sites, --receipts and --resume are for your own model; give --model"
+            )
+        _grow_task(task or DEFAULT_TASK, controller or "schedule", blueprint, seed, epochs, budget, data_dir, out)
+        return
+    if task is not None or data_dir is not None or blueprint is not None:
+        raise ValueError("--task, --data-dir and --blueprint are for bundled tasks; leave them out with --model")
+    if data is None:
+        raise ValueError("--model needs --data FILE.py:FUNCTION, a function that returns (train, validation)")
+    from esper.scripts.own_model import OwnModel, grow_own_model, show_sites
+
+    own = OwnModel(model=model, data=data, seed=seed)
+    if list_sites:
+        show_sites(own, sites, batch_size)
+        return
+    grow_own_model(
+        own,
+        controller=controller,
+        sites=sites,
+        epochs=epochs,
+        budget=budget,
+        batch_size=batch_size,
+        lr=lr,
+        receipts=receipts,
+        resume=resume,
+        out=out,
+    )
+
+
+def _grow_task(
+    task: str,
+    controller: str,
+    blueprint: str | None,
+    seed: int,
+    epochs: int | None,
+    budget: int | None,
+    data_dir: Path | None,
+    out: Path | None,
+) -> None:
     from esper.evidence.growth_plot import plot_growth
     from esper.evidence.host_runs import HostRunner, task_with
     from esper.kasmina import export_model, save_model
@@ -81,8 +164,7 @@ def grow_command(
     seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=seed)]
     console = plain_console()
     with HostRunner(spec, data) as runner:
-        params: dict[str, Any] = {"blueprint": blueprint} if controller == "schedule" else {}
-        deciding = runner.controller(controller, **params)
+        deciding = _deciding(runner, spec, controller, blueprint, seed)
         folder.mkdir(parents=True, exist_ok=True)
         console.print(Text.assemble((spec.name, "bold"), f": {spec.description}"), soft_wrap=True)
         console.print(
@@ -106,6 +188,19 @@ def grow_command(
         + (", growth.png" if plotted else "; no plot: pip install 'esper-growth[plots]'"),
         soft_wrap=True,
     )
+
+
+def _deciding(runner: HostRunner, spec: TaskSpec, controller: str, blueprint: str | None, seed: int) -> PolicyProtocol:
+    """A rule by its name, or the policy of a trained run by its folder."""
+    if Path(controller).is_dir():
+        from esper.simic.client import FrozenPolicy
+        from esper.simic.run.run_state import load_policy
+        from esper.tamiyo.features import FeatureContext
+
+        context = FeatureContext(layout=runner.layout, lifecycle=spec.lifecycle, num_classes=spec.num_classes)
+        return FrozenPolicy(load_policy(controller).agent, context, run_seed=seed, greedy=True)
+    params: dict[str, Any] = {"blueprint": blueprint} if controller == "schedule" else {}
+    return runner.controller(controller, **params)
 
 
 def _reporter(progress: Progress, console: Console, label: str, spec: TaskSpec) -> OnEpoch:
