@@ -21,6 +21,7 @@ DATA = (
     *(f"esper/karn/serve/static/{name}" for name in PAGES),
     "esper/py.typed",
     "esper/evidence/report.md.j2",
+    "esper/evidence/report.html.j2",
     "esper/karn/report.html.j2",
     "esper/runtime/data/digits.npz",
     "esper/runtime/data/digits.txt",

@@ -18,7 +18,16 @@ from tests.evidence.made_up import manifest, row, rows, write
 
 ARMS = ["wait_only", "schedule", "static_final", "static_wide"]
 MEANS = {"wait_only": 40.0, "schedule": 84.0, "static_final": 84.0, "static_wide": 42.0}
-DERIVED = ("summary.json", "report.md", "frontier.csv", "paired.csv", "mean_curves.csv", "growth.csv", *PICTURES)
+DERIVED = (
+    "summary.json",
+    "report.md",
+    "report.html",
+    "frontier.csv",
+    "paired.csv",
+    "mean_curves.csv",
+    "growth.csv",
+    *PICTURES,
+)
 FOUND = manifest(ARMS, subject="schedule", learning_checks=(), policies=())
 
 

@@ -1,4 +1,4 @@
-"""The evaluation in words: a table for the terminal, and report.md and summary.json made from the files alone.
+"""The evaluation in words: a table for the terminal, and two reports and summary.json made from the files alone.
 
 Equal files give equal bytes: nothing here looks at the clock, the machine or the test split.
 """
@@ -19,16 +19,26 @@ from rich.table import Table
 
 from esper.evidence import limits
 from esper.evidence.arms import ARMS, SAMPLED
-from esper.evidence.claims import ClaimVerdict, judge_claims
+from esper.evidence.claims import ClaimOutcome, ClaimVerdict, judge_claims
 from esper.evidence.figures import PICTURES, draw_figures, figure_tables
 from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest
 from esper.evidence.results import CURVES, KEY, OK, RESULTS, TOPOLOGIES, read_curves, read_results, read_topologies
 from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
 from esper.evidence.summary import FIGURES, ArmPair, Summary, expected_runs, summarise
+from esper.karn.page import render_page
 from esper.leyline import record
-from esper.leyline.files import write_atomic
+from esper.leyline.files import read_regular, write_atomic
+from esper.leyline.rundir import REPORT_FILE
 
 GROWTH_OPS = ("germinate", "advance", "prune", "fossilize")
+MAX_PICTURE_BYTES = 20_000_000
+CAPTIONS = {
+    "frontier.png": "Size and score of every run after the last epoch, and the mean of every arm.",
+    "paired.png": "Differences over pairs: mean and interval.",
+    "curves.png": "The committed network at every epoch, on validation data.",
+    "growth.png": "What grew where and when, run by run.",
+}
+"""What each figure shows."""
 
 
 @record
@@ -61,15 +71,10 @@ def publish(source: Path, out: Path) -> Published:
         write_atomic(out / f"{name}.csv", content.encode(), durable=False)
     drawn = draw_figures(out, manifest, rows, tables)
     write_atomic(out / "summary.json", summary_json(manifest, summary, verdicts).encode(), durable=False)
-    report = _report(
-        manifest,
-        summary,
-        rows,
-        verdicts=verdicts,
-        pictures=PICTURES if drawn else (),
-        tables=[f"{name}.csv" for name in tables],
-    )
-    write_atomic(out / "report.md", report.encode(), durable=False)
+    values = _values(manifest, summary, rows, verdicts)
+    listed = _list_report(values, pictures=PICTURES if drawn else (), tables=[f"{name}.csv" for name in tables])
+    write_atomic(out / "report.md", listed.encode(), durable=False)
+    write_atomic(out / REPORT_FILE, _page(values, out if drawn else None).encode(), durable=False)
     return Published(manifest=manifest, summary=summary, verdicts=verdicts, drawn=drawn)
 
 
@@ -204,28 +209,71 @@ def _pair_json(pair: ArmPair) -> dict[str, Any]:
     return {"first": pair.first, "second": pair.second, **asdict(pair.difference), "holm_p": pair.holm_p}
 
 
-def _report(manifest: EvaluationManifest, summary: Summary, rows: pd.DataFrame, **values: object) -> str:
+def report_page(folder: Path) -> str:
+    """One HTML file about an evaluation, from the files in its folder: the figures are inside.
+
+    Raises:
+        ValueError: There are no results, or rows of different setups.
+    """
+    manifest = EvaluationManifest.load(folder)
+    rows = _rows(folder / RESULTS, manifest)
+    summary = summarise(manifest, rows)
+    return _page(_values(manifest, summary, rows, tuple(judge_claims(manifest, summary))), folder)
+
+
+def _values(
+    manifest: EvaluationManifest, summary: Summary, rows: pd.DataFrame, verdicts: Sequence[ClaimVerdict]
+) -> dict[str, object]:
+    """What both reports tell."""
+    names = list(dict.fromkeys(name for policy in manifest.policies for name in policy))
+    return {
+        "manifest": manifest,
+        "summary": summary,
+        "verdicts": verdicts,
+        "limits": limits,
+        "level": f"{LEVEL:.0%}",
+        "resamples": f"{RESAMPLES:,}",
+        "hours": sum(rows["run_s"].tolist()) / 3600,
+        "header": header(manifest),
+        "cells": cells(manifest, summary),
+        "details": [_detail(manifest, arm, mean) for arm, mean in summary.means.iterrows()],
+        "policy_facts": names,
+        "policies": [[_cell(policy.get(name)) for name in names] for policy in manifest.policies],
+        "unmatched_rates": list(_unmatched_rates(summary)) if manifest.policies else (),
+        "failed": list(rows[rows["status"] != OK].itertuples()),
+    }
+
+
+def _list_report(values: Mapping[str, object], **others: object) -> str:
     """report.md: its words are in the template."""
     page = Path(__file__).with_name("report.md.j2").read_text(encoding="utf-8")
     world = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     world.filters |= {"plain": _plain, "line": verdict_line, "result": _result}
-    names = list(dict.fromkeys(name for policy in manifest.policies for name in policy))
-    return world.from_string(page).render(
-        manifest=manifest,
-        summary=summary,
-        limits=limits,
-        level=f"{LEVEL:.0%}",
-        resamples=f"{RESAMPLES:,}",
-        hours=sum(rows["run_s"].tolist()) / 3600,
-        header=header(manifest),
-        cells=cells(manifest, summary),
-        details=[_detail(manifest, arm, mean) for arm, mean in summary.means.iterrows()],
-        policy_facts=names,
-        policies=[[_cell(policy.get(name)) for name in names] for policy in manifest.policies],
-        unmatched_rates=list(_unmatched_rates(summary)) if manifest.policies else (),
-        failed=list(rows[rows["status"] != OK].itertuples()),
+    return world.from_string(page).render(values, **others)
+
+
+def _page(values: Mapping[str, object], figures: Path | None) -> str:
+    """report.html, with the figures that lie in a folder."""
+    return render_page(
+        Path(__file__).with_name("report.html.j2"),
+        {"plain": _plain, "result": _result, "severity": _severity},
+        captions=CAPTIONS,
+        pictures={} if figures is None else {name: content for name in PICTURES if (content := _read(figures / name))},
         **values,
     )
+
+
+def _read(picture: Path) -> bytes | None:
+    try:
+        return read_regular(picture, MAX_PICTURE_BYTES)
+    except OSError:
+        return None
+
+
+def _severity(verdict: ClaimVerdict) -> str:
+    """The colour of a verdict on a page."""
+    good, bad = (ClaimOutcome.BETTER,), (ClaimOutcome.INVALID, ClaimOutcome.WORSE, ClaimOutcome.CONTROL_FAILED)
+    return "info" if verdict.outcome in good else "error" if verdict.outcome in bad else "warning"
 
 
 def _result(check: CheckResult) -> list[str]:

@@ -11,7 +11,7 @@ from esper.karn.console import clean_lines
 
 
 def render_page(template: Path, filters: Mapping[str, Callable[..., Any]], **values: object) -> str:
-    """Fills a template that extends `page.html.j2`; the filter `picture` takes SVG text.
+    """Fills a template that extends `page.html.j2`; the filter `picture` takes SVG text or the bytes of a PNG.
 
     Raises:
         ImportError: Jinja2 is not installed.
@@ -37,6 +37,9 @@ def _printable(value: object) -> object:
     return clean_lines(value) if type(value) is str else "" if value is None else value
 
 
-def _picture(svg: str | None) -> str | None:
+def _picture(drawn: str | bytes | None) -> str | None:
     """As an image and not as markup: whatever names a chart shows, they cannot become part of the page."""
-    return None if svg is None else "data:image/svg+xml;base64," + b64encode(svg.encode()).decode()
+    if drawn is None:
+        return None
+    kind, content = ("svg+xml", drawn.encode()) if isinstance(drawn, str) else ("png", drawn)
+    return f"data:image/{kind};base64,{b64encode(content).decode()}"

@@ -122,7 +122,7 @@ def _show(console: Console, published: Published, folder: Path) -> None:
     openings = published.manifest.test_openings
     times = "an unknown number of times" if openings is None else "once" if openings == 1 else f"{openings} times"
     console.print(f"This test split has been opened {times} on this machine.", soft_wrap=True)
-    files = "results.csv (one row per run), report.md, summary.json"
+    files = "results.csv (one row per run), report.html, report.md, summary.json"
     figures = ", figures" if published.drawn else "; no figures: pip install 'esper-growth[plots]'"
     console.print(f"Saved in {folder}: {files}{figures}", soft_wrap=True)
     if any(verdict.outcome is ClaimOutcome.INVALID for verdict in published.verdicts):

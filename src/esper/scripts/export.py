@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,7 +16,7 @@ import tyro
 
 from esper.leyline import ExitCode, StorageError
 from esper.leyline.files import write_folder
-from esper.leyline.rundir import METRICS_DIR, REPORT_FILE
+from esper.leyline.rundir import MANIFEST_FILE, METRICS_DIR, REPORT_FILE
 from esper.scripts.terminal import plain_console, warn_if_not_whole
 
 if TYPE_CHECKING:
@@ -104,27 +104,26 @@ def _ending_if_a_thread_fails(unfinished: Path, folder: Path) -> Iterator[None]:
 
 
 def report_command(
-    run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(help="The run directory.")],
-    out: Annotated[
-        Path | None, tyro.conf.arg(help="Where to write; default: report.html in the run directory.")
-    ] = None,
+    run: Annotated[
+        tyro.conf.Positional[Path], tyro.conf.arg(help="The run directory, or the folder of an evaluation.")
+    ],
+    out: Annotated[Path | None, tyro.conf.arg(help="Where to write; default: report.html in that folder.")] = None,
 ) -> None:
-    """Write a report of a run as one HTML file that needs no network.
+    """Write a report of a run or of an evaluation as one HTML file that needs no network.
 
-    It shows the verdict, curves of accuracy, loss and return, accuracy against parameters, the stages of the seeds, the
-    health of the policy, every warning, whether the record is whole, and what is needed to repeat the run.
+    Of a run it shows the verdict, curves of accuracy, loss and return, accuracy against parameters, the stages of the
+    seeds, the health of the policy, every warning, whether the record is whole, and what is needed to repeat the run.
+    Of an evaluation: claims and their verdicts, all arms with intervals, the figures, controls, notes and provenance.
     """
-    from esper.karn.replay import find_run
-    from esper.karn.report import make_report
     from esper.leyline.files import free_bytes, write_atomic
 
-    find_run(run)
+    make = _report_maker(run)
     target = run / REPORT_FILE if out is None else out
     if target.is_dir():
         raise ValueError(f"cannot write {target}: it is a folder; name a file, such as {target / REPORT_FILE}")
     if not target.parent.is_dir():
         raise ValueError(f"cannot write {target}: {target.parent} is not a folder")
-    page = make_report(run, time.time()).encode()
+    page = make(run).encode()
     try:
         if out is not None and out.exists() and not out.is_file():
             out.write_bytes(page)  # a device or a pipe
@@ -133,3 +132,20 @@ def report_command(
     except OSError as error:  # while writing, it does not say where
         raise StorageError(str(target), error, needed_bytes=len(page), free_bytes=free_bytes(target.parent)) from error
     plain_console(soft_wrap=True, highlight=False).print(f"Wrote {target} ({len(page) / 1000:.0f} kB)")
+
+
+def _report_maker(folder: Path) -> Callable[[Path], str]:
+    """What makes the page of a folder, which must be a run or an evaluation."""
+    from esper.karn.replay import find_run, is_run
+
+    if not is_run(folder) and (folder / MANIFEST_FILE).is_file() and (folder / "results.csv").is_file():
+        from esper.evidence.statistics import require_libraries
+
+        require_libraries()
+        from esper.evidence.publication import report_page
+
+        return report_page
+    find_run(folder)
+    from esper.karn.report import make_report
+
+    return lambda run: make_report(run, time.time())
