@@ -157,11 +157,10 @@ def start(
 
 
 def train_batch(run: Run, batch: Batch) -> float:
-    """Forward, backward with the seeds' penalty, clipped update; returns the host's own loss."""
+    """Forward, backward, clipped update; returns the loss."""
     run.optimizer.zero_grad()
     loss = loss_of(run.model(batch[0]), batch[1])
-    penalty = run.model.penalty()
-    (loss if penalty is None else loss + penalty).backward()
+    loss.backward()
     run.optimizer.step()
     return loss.item()
 

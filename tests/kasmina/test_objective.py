@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina import begin_epoch, get_blueprint
+from esper.kasmina import get_blueprint
 from esper.kasmina.objective import SeedMeter, attach, rms
 from esper.kasmina.slot import GateNetwork, delta
 from esper.leyline import DEFAULT_LIFECYCLE, OPERATORS, OptimSpec, SeedStage
@@ -23,12 +23,10 @@ from tests.growing import (
     blind_host,
     draw,
     germinate,
-    make_batches,
     module_bits,
     start,
     step,
     striped_batches,
-    train_batch,
 )
 
 BLEND_OF = {"add": "linear", "gate": "gated", "multiply": "multiply"}
@@ -63,7 +61,13 @@ def test_a_seed_stays_small_however_long_it_trains(optim: OptimSpec) -> None:
 
 @pytest.mark.parametrize("optim", [ADAMW, SGD], ids=["adamw", "sgd"])
 def test_without_the_penalty_it_would_not(optim: OptimSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeedMeter, "penalty", lambda self, d, rows: 0.0 * d.sum())
+    learn = SeedMeter.learn
+
+    def follow(self: SeedMeter, h_rms: Tensor, d: Tensor, g: Tensor, rows: int) -> Tensor:
+        learn(self, h_rms, d, g, rows)
+        return g
+
+    monkeypatch.setattr(SeedMeter, "learn", follow)
     run = blind_run(optim)
     for _ in range(49):
         step(run)
@@ -107,7 +111,7 @@ def test_the_forecast_bounds_what_blending_brings_on_a_quadratic_loss(operator: 
         meter.eta = torch.tensor(1.0 / curvature)
         optimizer.zero_grad()
         d = delta(operator, h.detach(), seed(h.detach()), gate)
-        (loss_at(attach(h, d, meter, 32)) + meter.penalty(d, 32)).backward()
+        loss_at(attach(h, d, meter, 32)).backward()
         gain, _ = meter.finish_epoch()
         assert gain is not None
         with torch.no_grad():
@@ -136,21 +140,38 @@ def test_the_meter_books_the_documented_quantities() -> None:
     assert h.grad is not None
     assert d.grad is not None
     assert bits(h.grad) == bits(2 * g)
-    assert bits(d.grad) == bits(2 * g)
+    assert torch.allclose(d.grad, 2 * g + d / (first * 10), rtol=1e-6)
     gain, ratio = meter.finish_epoch()
     expected = (2 * g * d).sum() + d.square().sum() / (2 * first * 10)
     assert gain == pytest.approx(-expected.item(), rel=1e-5)
     assert ratio == pytest.approx((rms(d) / rms(h)).item(), rel=1e-6)
     assert meter.eta.item() == pytest.approx((0.75 * first + 0.25 * first / 2).item(), rel=1e-6)
-    assert meter.penalty(d, 10).item() == pytest.approx((d.square().sum() / (20 * meter.eta)).item(), rel=1e-6)
+
+
+def test_the_gradient_of_the_objective_is_that_of_its_formula() -> None:
+    h, g = torch.randn(10, 6, generator=draw(1)).requires_grad_(), torch.randn(10, 6, generator=draw(3))
+    d = torch.randn(10, 6, generator=draw(2), dtype=torch.float64).requires_grad_()
+    ((g * d).sum() + d.square().sum() / (2 * 0.25 * 10)).backward()
+    meter = SeedMeter(rho=0.3, eta_decay=0.75)
+    meter.eta = torch.tensor(0.25)
+    towards = meter.learn(rms(h.detach()), d.detach(), g, 10)
+    assert towards.dtype is torch.float32
+    assert torch.allclose(towards.double(), d.grad, rtol=1e-6)  # type: ignore[arg-type]
 
 
 def test_an_epoch_reports_the_mean_of_its_second_half() -> None:
-    meter = SeedMeter(rho=0.3, eta_decay=0.5)
+    """Of five batches the last three count, whatever the first two were; eta does not move here."""
+    meter = SeedMeter(rho=0.3, eta_decay=1.0)
     meter.eta = torch.tensor(0.25)
-    meter._losses = [torch.tensor(v) for v in (9.0, 9.0, 1.0, 2.0, 6.0)]
-    meter._ratios = [torch.tensor(v) for v in (9.0, 9.0, 1.0, 2.0, 3.0)]
-    assert meter.finish_epoch() == (-3.0, 2.0)
+    losses, ratios = [], []
+    for batch in range(5):
+        h, d, g = (torch.randn(4, 3, generator=draw(3 * batch + i)) for i in range(3))
+        meter.learn(rms(h), d, g, 4)
+        losses.append(((g * d).sum() + d.square().sum() / (2 * 0.25 * 4)).item())
+        ratios.append((rms(d) / rms(h)).item())
+    gain, ratio = meter.finish_epoch()
+    assert gain == pytest.approx(-sum(losses[2:]) / 3, rel=1e-5)
+    assert ratio == pytest.approx(sum(ratios[2:]) / 3, rel=1e-5)
     assert meter.finish_epoch() == (None, None)
 
 
@@ -191,9 +212,6 @@ def test_half_precision_features_are_metered_in_full_precision() -> None:
     g = torch.randn(64, 64, generator=draw(3)).bfloat16()
     meter = SeedMeter(rho=0.3, eta_decay=0.9)
     meter.eta = torch.tensor(0.5)
-    penalty = meter.penalty(d, 64)
-    assert penalty.dtype == torch.float32
-    assert penalty.item() == pytest.approx((d.detach().double().square().sum() / 64).item(), rel=1e-5)
     attach(h, d, meter, 64).backward(g)
     gain, _ = meter.finish_epoch()
     exact = (g.double() * d.detach().double()).sum() + d.detach().double().square().sum() / 64
@@ -219,7 +237,7 @@ def test_features_or_gradients_of_zero_leave_the_seed_listening() -> None:
         for batch in range(2):
             out = attach(h.clone().requires_grad_(), d, meter, 4)
             assert meter.eta is None or meter.eta.isnan()
-            torch.autograd.backward([out, *([meter.penalty(d, 4)] if batch else [])], [g, *([None] if batch else [])])
+            out.backward(g)
             assert meter.eta_value() is None
             assert d.grad is None if batch == 0 else bool(d.grad.isnan().all()), "so that optimizers leave the seed out"
         assert meter.finish_epoch() == (None, None)
@@ -267,17 +285,3 @@ def test_one_useless_gradient_does_not_move_the_step_size() -> None:
         h, d = torch.ones(4, 3).requires_grad_(), torch.ones(4, 3).requires_grad_()
         attach(h, d, meter, 4).backward(g)
         assert meter.eta.item() == 0.25
-
-
-def test_a_penalty_belongs_to_its_own_pass() -> None:
-    run = start("mlp")
-    run.model.germinate("r0c1", "mlp.glu", "linear", rng_seed=1)
-    begin_epoch(run.model)
-    run.model.train()
-    for batch in run.batches[:2]:
-        train_batch(run, batch)
-    x = make_batches("mlp")[0][0]
-    run.model(x)  # a pass that nobody trains on
-    with torch.no_grad():
-        run.model(x)
-    assert run.model.penalty() is None

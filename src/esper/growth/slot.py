@@ -273,9 +273,7 @@ class SiteSlot(SeedSlot):
             return
         with torch.enable_grad(), torch.autocast(x.device.type, heard.autocast, enabled=heard.autocast is not None):
             d = self.delta(x)
-        value = d.detach().float()
-        towards = g + value / (self.meter.eta * rows)  # the gradient of <g, d> + penalty(d), by the eta of this pass
-        self.meter.read(h_rms, value, g, rows)
+        towards = self.meter.learn(h_rms, d.detach(), g, rows)
         fresh = torch.autograd.grad(d, list(self.parameters()), towards.to(d.dtype), allow_unused=True)
         if self._gradients is None:
             self._gradients = list(fresh)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,19 @@ from esper.kasmina.layout import host_layout, slot_specs
 from esper.kasmina.network import GrowingNetwork, SeedOptimizer
 from esper.kasmina.slot import SeedSlot
 from esper.leyline import DEFAULT_LIFECYCLE, HostLayout, LifecycleConfig, SeedStage
+
+Call = Callable[[Tensor], Tensor]
+
+
+class Station(NamedTuple):
+    """A segment of the host and what happens after it; None where nothing does."""
+
+    segment: Call
+    slot_id: str | None
+    extend: Call | None
+    """The slot, in a pass of the whole network."""
+    blended: Call | None
+    """The slot with its seed switched on, in a pass of coalitions."""
 
 
 class MorphogeneticModel(nn.Module, GrowingNetwork):
@@ -60,7 +74,6 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
         self.topology_version = 0
         self.train_loss = self.val_loss = None
         self._optimizer = None
-        self._penalty_unread = False
 
     # ---- structure
 
@@ -106,30 +119,35 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
 
     # ---- passes
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Host and seeds, each seed according to its stage."""
-        for segment, slot in zip(self.host.segments, self._slot_after, strict=True):
-            x = segment(x)
-            if slot is not None and slot.stage is not SeedStage.DORMANT:
-                x = slot(x)
-        self._penalty_unread = self.training
+    def places(self) -> Iterator[tuple[nn.Module, SeedSlot | None]]:
+        """Each segment with the slot after it."""
+        return zip(self.host.segments, self._slot_after, strict=True)
+
+    def stations(self) -> list[Station]:
+        """The way through the network as it is now."""
+        return [
+            Station(segment, None, None, None)
+            if slot is None or slot.stage is SeedStage.DORMANT
+            else Station(segment, slot.spec.slot_id, slot, slot.blended if slot.stage.is_blended else None)
+            for segment, slot in self.places()
+        ]
+
+    def forward(self, x: Tensor, stations: Sequence[Station] | None = None) -> Tensor:
+        """Host and seeds, each seed according to its stage.
+
+        Args:
+            x: Rows.
+            stations: The way through the network, if it was prepared; it must be that of the network as it is now.
+        """
+        for station in self.stations() if stations is None else stations:
+            x = station.segment(x)
+            if station.extend is not None:
+                x = station.extend(x)
         return x
 
-    def penalty(self) -> Tensor | None:
-        """What training seeds add to the loss of the last training pass; None if no seed is ready to train.
-
-        Add it before backward: `(loss + penalty).backward()`. It reaches seed parameters only. Reading clears it.
-
-        Raises:
-            RuntimeError: It was read already, or there was no training pass.
-        """
-        if not self._penalty_unread:
-            raise RuntimeError("penalty() belongs to one training forward pass and is read once after it")
-        self._penalty_unread = False
-        parts = [part for slot in self.all_slots() if (part := slot.take_penalty()) is not None]
-        return torch.stack(parts).sum() if parts else None
-
-    def forward_coalitions(self, x: Tensor, coalitions: Sequence[frozenset[str]]) -> list[Tensor]:
+    def forward_coalitions(
+        self, x: Tensor, coalitions: Sequence[frozenset[str]], stations: Sequence[Station] | None = None
+    ) -> list[Tensor]:
         """Outputs with only the named slots' seeds switched on, at their current alpha; one output per coalition.
 
         Coalitions that agree up to a point of the network share the computation up to there. Every result is bit-equal
@@ -151,10 +169,10 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
             raise ValueError("a coalition is listed twice; list each once and look the result up")
         with torch.inference_mode():
             streams: list[tuple[Tensor, list[int]]] = [(x, list(range(len(coalitions))))]
-            for segment, slot in zip(self.host.segments, self._slot_after, strict=True):
-                streams = [(segment(h), members) for h, members in streams]
-                if slot is not None and slot.stage.is_blended:
-                    streams = _fork(streams, slot, coalitions)
+            for station in self.stations() if stations is None else stations:
+                streams = [(station.segment(h), members) for h, members in streams]
+                if station.blended is not None:
+                    streams = _fork(streams, station, coalitions)
         outputs: list[Tensor] = [x] * len(coalitions)
         for out, members in streams:
             for member in members:
@@ -177,15 +195,16 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
 
 
 def _fork(
-    streams: Sequence[tuple[Tensor, list[int]]], slot: SeedSlot, coalitions: Sequence[frozenset[str]]
+    streams: Sequence[tuple[Tensor, list[int]]], station: Station, coalitions: Sequence[frozenset[str]]
 ) -> list[tuple[Tensor, list[int]]]:
     """Splits each stream into the coalitions that switch this seed on and those that do not."""
+    assert station.blended is not None
     forked = []
     for h, members in streams:
-        on = [m for m in members if slot.spec.slot_id in coalitions[m]]
-        off = [m for m in members if slot.spec.slot_id not in coalitions[m]]
+        on = [m for m in members if station.slot_id in coalitions[m]]
+        off = [m for m in members if station.slot_id not in coalitions[m]]
         if on:
-            forked.append((slot.blended(h), on))
+            forked.append((station.blended(h), on))
         if off:
             forked.append((h, off))
     return forked

@@ -44,25 +44,26 @@ class SeedMeter:
         self.eta = torch.where(_usable(eta), eta, torch.nan)
         self._values = None
 
-    def read(self, h_rms: Tensor, d: Tensor, g: Tensor, rows: int) -> None:
-        """Books one trained batch. Runs inside backward, before the update, so the loss is an honest forecast."""
+    def learn(self, h_rms: Tensor, d: Tensor, g: Tensor, rows: int) -> Tensor:
+        """Returns the gradient of the objective for d, in float32, and books the batch.
+
+        Runs inside backward, before the update, so the loss is an honest forecast.
+        """
         assert self.eta is not None
-        g = self._unscaled(g)
-        self._losses.append((g * d).sum() + self.penalty(d, rows))
-        self._ratios.append(rms(d) / h_rms)
+        d, g = d.float(), self._unscaled(g)
+        squares, step = d.square().sum(), self.eta * rows
+        self._losses.append((g * d).sum() + squares / (2 * step))
+        self._ratios.append((squares / d.numel()).sqrt() / h_rms)
+        towards = g + d * step.reciprocal()
         fresh = self._measured_eta(h_rms, g, rows)
         smoothed = self.eta_decay * self.eta + (1 - self.eta_decay) * fresh
         taken = torch.where(self.eta.isnan(), fresh, smoothed)
         self.eta = torch.where(_usable(fresh), taken, self.eta)
         self._values = None
-
-    def penalty(self, d: Tensor, rows: int) -> Tensor:
-        """The quadratic part of the objective, in float32; the linear part is the gradient itself."""
-        assert self.eta is not None
-        return d.float().square().sum() / (2 * self.eta * rows)
+        return towards if self.loss_scale is None else towards * self.loss_scale
 
     def note_epoch(self, eta: float, losses: Tensor, ratios: Tensor) -> None:
-        """Takes an epoch that somebody else trained: eta at its end, and what `read` books of each batch."""
+        """Takes an epoch that somebody else trained: eta at its end, and what `learn` books of each batch."""
         self.eta = torch.tensor(eta, dtype=torch.float32)
         self._losses.extend(losses.unbind())
         self._ratios.extend(ratios.unbind())
@@ -119,7 +120,7 @@ class SeedMeter:
 
 
 def _usable(eta: Tensor) -> Tensor:
-    return torch.isfinite(eta) & (eta > 0)
+    return (eta > 0) & (eta < torch.inf)
 
 
 def rms(x: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ def rms(x: Tensor) -> Tensor:
 
 
 class _Attach(torch.autograd.Function):
-    """Forward: h as it is. Backward: the gradient, bit for bit, to h and to d."""
+    """Forward: h as it is. Backward: the gradient, bit for bit, to h, and that of the seed's objective to d."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, h: Tensor, d: Tensor, meter: SeedMeter, rows: int) -> Tensor:
@@ -144,12 +145,11 @@ class _Attach(torch.autograd.Function):
         if meter.eta is None:
             meter.listen(h_rms, g, ctx.rows)
             return g, None, None, None
-        meter.read(h_rms, d, g, ctx.rows)
-        return g, g, None, None
+        return g, meter.learn(h_rms, d, g, ctx.rows), None, None
 
 
 def attach(h: Tensor, d: Tensor, meter: SeedMeter, rows: int) -> Tensor:
-    """Returns h, bit-equal, and lets the gradient that reaches it train d as well.
+    """Returns h, bit-equal, and lets the gradient that reaches it train d by the objective above.
 
     Args:
         h: The host's features.

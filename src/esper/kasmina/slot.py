@@ -6,6 +6,7 @@ weight 1 at every alpha, so the layers before the slot keep their gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -107,7 +108,6 @@ class SeedSlot(nn.Module):
         self.probe_passed: bool | None = None
         self.measured = UNMEASURED
         self.meter: SeedMeter | None = None
-        self._pending: Tensor | None = None
 
     # ---- forward
 
@@ -115,11 +115,10 @@ class SeedSlot(nn.Module):
         """Mixes the seed into the features according to its stage."""
         if has_torch_function_unary(h):
             return handle_torch_function(SeedSlot.forward, (h,), self, h)
-        self._pending = None  # of an earlier pass that nobody trained on
         if self.stage.is_blended:
             return self.blended(h)
         if self.stage is SeedStage.TRAINING and self.training and torch.is_grad_enabled():
-            return self._train_behind(h)
+            return self.train_behind(h, self.delta)
         return h
 
     def blended(self, h: Tensor) -> Tensor:
@@ -134,22 +133,15 @@ class SeedSlot(nn.Module):
         assert self.blend is not None
         return delta(self.blend.operator, h, self.seed(h), self.gate)
 
-    def _train_behind(self, h: Tensor) -> Tensor:
+    def train_behind(self, h: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """The features as they are, with the seed attached to their gradient. `run` computes its delta."""
         assert self.meter is not None
         rows = h.shape[0] * h.shape[1] if self.topology == "transformer" else h.shape[0]
         features = h.detach()
         if not features.is_contiguous():
             # Torch crashes in the backward pass of a group norm whose channels-last input asks for no gradient.
             features.requires_grad_()
-        d = self.delta(features)
-        if self.meter.eta is not None:
-            self._pending = self.meter.penalty(d, rows)
-        return attach(h, d, self.meter, rows)
-
-    def take_penalty(self) -> Tensor | None:
-        """The penalty of the last training forward pass; None if there is none. Reading clears it."""
-        pending, self._pending = self._pending, None
-        return pending
+        return attach(h, run(features), self.meter, rows)
 
     # ---- life
 

@@ -139,7 +139,7 @@ class GrowingOptimizer:
             if name != HOST or scaler is not None:
                 # A flag on the device: the update of a broken seed must not happen at all, and to ask here whether it
                 # is broken would make every batch wait for the device.
-                skip = (~total.isfinite()).float()
+                skip = (~(total < torch.inf)).float()
                 self._skipped[name] = self._skipped[name] + skip if name in self._skipped else skip
                 if scaler is not None and name == HOST:
                     scaler.update(skip)

@@ -107,7 +107,6 @@ def test_losses_are_computed_in_full_precision() -> None:
     run.model.train()
     with env.placement.autocast():
         logits = run.model(inputs)
-        run.model.penalty()
     assert logits.dtype is torch.bfloat16
     expected = torch.nn.functional.cross_entropy(logits.float(), targets)
     process_train_batch(env, Batch(index=0, inputs=inputs, targets=targets))  # type: ignore[arg-type]

@@ -57,9 +57,11 @@ class Residual(nn.Module):
         self.trailing_axes = 0 if channel_axis == -1 else 2
 
     def forward(self, x: Tensor) -> Tensor:
-        gamma = self.gamma.view(-1, *(1,) * self.trailing_axes)
-        out: Tensor = gamma * self.body(x)
-        return out
+        return self.scaled(self.body(x))
+
+    def scaled(self, y: Tensor) -> Tensor:
+        """Gamma * y."""
+        return self.gamma.view(-1, *(1,) * self.trailing_axes) * y
 
 
 class Inert(Residual):

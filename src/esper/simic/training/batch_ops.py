@@ -28,23 +28,21 @@ def process_train_batch(env: ParallelEnvState, batch: Batch) -> None:
         with placement.autocast():
             logits = env.model(batch.inputs)
     loss, num_correct, rows = _mean_loss(logits, batch.targets)
-    penalty = env.model.penalty()
-    objective = loss if penalty is None else loss + penalty
     if placement.scaler is None:
-        objective.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]
     else:
-        _scaled_backward(env, objective, placement.scaler)
+        _scaled_backward(env, loss, placement.scaler)
     optimizer.step(placement.scaler)
     env.train_loss_sum.add_(loss.detach(), alpha=rows)
     env.train_correct.add_(num_correct)
     env.train_rows += rows
 
 
-def _scaled_backward(env: ParallelEnvState, objective: Tensor, scaler: LossScaler) -> None:
+def _scaled_backward(env: ParallelEnvState, loss: Tensor, scaler: LossScaler) -> None:
     for slot in env.model.all_slots():
         if slot.meter is not None:
             slot.meter.loss_scale = scaler.scale
-    (objective * scaler.scale).backward()  # type: ignore[no-untyped-call]
+    (loss * scaler.scale).backward()  # type: ignore[no-untyped-call]
 
 
 def _mean_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:
