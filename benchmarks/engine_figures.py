@@ -262,11 +262,15 @@ def grow(pool: EnginePool, envs: int, repeats: int) -> list[dict[str, Any]]:
         controller, meter = GrowToLimit(pool.layout, limit), Meter(pool)
         for _ in range(2 * limit + 4):  # long enough to plant and blend every seed
             state = _play(pool, controller, state)
-        ratios = []
+        ratios, gains = [], []
         for epoch in range(repeats):
             _, plain = meter.measure(pool.ask_all, "plain_epoch", epoch)
             state, engine = meter.measure(_play, pool, controller, state)
             ratios.append(engine.cpu_s / plain.cpu_s)
+            pool.ask_all("pass_through", True)
+            state, slow = meter.measure(_play, pool, controller, state)
+            pool.ask_all("pass_through", False)
+            gains.append(slow.cpu_s / engine.cpu_s)
         times = [row for answer in pool.ask_all("validation_times", 4 * repeats) for row in answer]
         rows.append(
             {
@@ -275,6 +279,7 @@ def grow(pool: EnginePool, envs: int, repeats: int) -> list[dict[str, Any]]:
                 "coalitions": len(state.reports[0].coalitions.loss),
                 "params_ratio": state.reports[0].total_params / state.reports[0].host_params,
                 "step_over_plain_host_cpu": _spread(ratios),
+                "modules_over_flat_cpu": _spread(gains),
                 "passes_over_plain_pass": _spread([table / plain for plain, _, table in times]),
                 "passes_over_own_pass": _spread([table / single for _, single, table in times]),
                 "validation_ms": _spread([1e3 * plain for plain, _, _ in times]),
@@ -388,6 +393,7 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
         _add(table, name, both[key])
     for row in figures["growth"]:
         _add(table, f"{row['live_seeds']} live seeds: step / plain host, CPU", row["step_over_plain_host_cpu"])
+        _add(table, "    through modules / flat, CPU", row["modules_over_flat_cpu"])
         _add(table, f"    {row['coalitions']} coalitions / one pass of the same net", row["passes_over_own_pass"])
     for count, spread in figures["throughput_by_envs"].items():
         _add(table, f"engine with {count} hosts, host-epochs per second", spread)

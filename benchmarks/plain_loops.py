@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esper.kasmina import build_host
+from esper.kasmina import MorphogeneticModel, build_host
+from esper.kasmina.flat import flat_stations
 from esper.kasmina.layers import generator_for
 from esper.leyline import (
     ActionSpec,
@@ -28,6 +29,7 @@ from esper.leyline import (
     record,
 )
 from esper.runtime.tasks import TaskSpec
+from esper.simic.training import parallel_env_state
 from esper.simic.training.batch_ops import process_val_batch
 from esper.simic.training.counterfactual_eval import process_fused_val_batch
 from esper.simic.training.env_factory import WorkerSpec, build_worker, make_batches
@@ -156,12 +158,16 @@ class BenchWorker:
         """What this process has used so far."""
         return Usage(cpu_s=time.process_time(), step_s=self._step_s, pss_bytes=read_pss(os.getpid()))
 
+    def pass_through(self, modules: bool) -> None:
+        """Whether hosts are run through their modules from now on, or by flat lists of calls as usual."""
+        setattr(parallel_env_state, "flat_stations", MorphogeneticModel.stations if modules else flat_stations)  # noqa: B010
+
     def validation_times(self, repeats: int) -> list[tuple[float, float, float]]:
         """CPU seconds of (one plain pass, the engine's single pass, the whole coalition table), alternating."""
         env = next(iter(self.engine.envs.values()))
         plain = self._loops[env.env_id]
-        env.model.eval()
         env.plan = plan_coalitions(env.model)
+        env.begin_validation()
         times = []
         for _ in range(repeats):
             row = []

@@ -76,6 +76,7 @@ def test_the_table_shows_every_figure() -> None:
     )
     counts = {"steps_quiet": 1, "steps_disturbed": 4, "disturbed": True}
     row = {"live_seeds": 3, "coalitions": 8, "step_over_plain_host_cpu": spread, "passes_over_own_pass": spread}
+    row["modules_over_flat_cpu"] = spread
     figures = {
         "task": "digits_conv",
         "envs": 8,

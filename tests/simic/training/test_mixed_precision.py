@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import BLUEPRINTS, MorphogeneticModel, begin_epoch
+from esper.kasmina.flat import flat_stations
+from esper.kasmina.model import Station
 from esper.leyline import SeedStage, wait
 from esper.simic.training.batch_ops import process_train_batch
 from esper.simic.training.parallel_env_state import ParallelEnvState
@@ -42,12 +44,14 @@ class Env:
     train_loss_sum: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     train_correct: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     train_rows: int = 0
+    stations: list[Station] | None = None
 
 
 def train(run: Run, placement: Placement, epochs: int = 1) -> float:
     """Mean training loss of some epochs."""
     env = Env(run.model, run.optimizer, placement)
     run.model.train()
+    env.stations = flat_stations(run.model)
     for _ in range(epochs):
         for index, (inputs, targets) in enumerate(run.batches):
             process_train_batch(env, Batch(index=index, inputs=inputs, targets=targets))  # type: ignore[arg-type]

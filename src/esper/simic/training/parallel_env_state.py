@@ -19,6 +19,8 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
 from esper.kasmina import ModelState, MorphogeneticModel, ParamCounts, capture, restore
+from esper.kasmina.flat import flat_stations
+from esper.kasmina.model import Station
 from esper.kasmina.persist import build, decode_facts, encode_facts
 from esper.leyline import (
     ActionSpec,
@@ -94,6 +96,8 @@ class ParallelEnvState(EngineEnv):
     metrics: EpochMetrics | None = None
     signals: TrainingSignals | None = None
     plan: CoalitionPlan = field(init=False)
+    stations: list[Station] | None = None
+    """The way through the model in the present pass."""
     kept: ModelState | None = None
     """The last healthy state."""
     state: GovernorState = GovernorState.HEALTHY
@@ -151,6 +155,7 @@ class ParallelEnvState(EngineEnv):
         """Before the first batch of an epoch."""
         self.zero_accumulators()
         self.model.train()
+        self.stations = flat_stations(self.model)
 
     def begin_validation(self) -> None:
         """After the last batch: books the size of the weights, which shows whether they are finite."""
@@ -158,6 +163,7 @@ class ParallelEnvState(EngineEnv):
             norms = torch._foreach_norm([*self.optimizer.parameters()])
             self.totals[PARAM_NORM] = torch.stack(norms).sum()
         self.model.eval()
+        self.stations = flat_stations(self.model)
 
     def numbers(self) -> Tensor:
         """The totals, and what optimizer, seeds, loss scaler and a close look at the gradients have to say."""
