@@ -13,7 +13,6 @@ from esper.nissa import HubLimits, TelemetryHub
 from esper.nissa.log_file import LogFile
 from esper.scripts.cli import main
 from esper.simic.run.recorder import RunRecorder
-from esper.simic.telemetry import opening
 from esper.simic.training import vectorized
 from tests.integration.kills import lines
 from tests.integration.losses import lose_one
@@ -145,10 +144,12 @@ def test_sides_of_the_same_name_are_told_apart(tmp_path, capsys):
 
 
 def test_a_loss_on_either_side_stops_the_comparison(tmp_path, monkeypatch, capsys):
-    def lossy(*given, **named):
-        return TelemetryHub(*given, **named, limits=HubLimits(queue_capacity=1 if named["group"] == "sparse" else 8192))
+    class Lossy(TelemetryHub):
+        def __init__(self, *given, group, **named):
+            limits = HubLimits(queue_capacity=1 if group == "sparse" else 8192)
+            super().__init__(*given, group=group, **named, limits=limits)
 
-    monkeypatch.setattr(opening, "TelemetryHub", lossy)
+    monkeypatch.setattr(vectorized, "TelemetryHub", Lossy)
     assert compare(tmp_path, "--rounds", 5) == 3
     told = capsys.readouterr()
     assert "stopping after this round: the event log is not complete" in told.err

@@ -163,7 +163,7 @@ def test_a_log_with_gaps_shows_in_the_exit_code(tmp_path, monkeypatch, capsys):
     from esper.nissa import TelemetryHub
 
     close = TelemetryHub.close
-    monkeypatch.setattr(TelemetryHub, "close", lambda self, timeout=5.0: replace(close(self, timeout), complete=False))
+    monkeypatch.setattr(TelemetryHub, "close", lambda self, timeout=5.0: replace(close(self, timeout), num_unwritten=1))
     with pytest.raises(SystemExit) as caught:
         main(["train", "ppo", *SMOKE, "--rounds", "1", "--runs", str(tmp_path), "--run-id", "a"])
     assert caught.value.code == 3

@@ -12,7 +12,7 @@ import pytest
 
 from esper.karn.replay import replay
 from esper.leyline import ActionSpec, LifecycleOp, LoggedEvent, wait
-from esper.nissa import HubLimits, TelemetryHub
+from esper.nissa import HubLimits
 from esper.simic.client import SimicClient
 from esper.simic.rewards import suspicion
 from esper.simic.run.session import RunStart, Session, start_again, start_new
@@ -29,7 +29,7 @@ def play_session(start: RunStart, limits: HubLimits | None = None) -> Session:
     """Plays a run to its end; events that break the catalogue raise."""
     own = {} if limits is None else {"limits": limits}
 
-    class StrictHub(TelemetryHub):
+    class StrictHub(vectorized.TelemetryHub):  # type: ignore[misc]
         def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named, **own)
             make_strict(self)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from types import ModuleType
 
 import pytest
@@ -19,7 +18,7 @@ from esper.nissa import HubLimits, TelemetryHub, get_hub
 from esper.scripts.cli import main
 from esper.simic.run import checkpoint_schedule, recorder
 from esper.simic.run import session as sessions
-from esper.simic.telemetry import anomaly_detector, opening
+from esper.simic.telemetry import anomaly_detector
 from esper.simic.training import vectorized
 from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, generator_states, open_log, outcome_of, run_with, seed_generators
@@ -147,10 +146,6 @@ def test_a_screen_changes_nothing_whatever_happens_to_it(tmp_path, silent, kind,
     assert report.backends["console"].state == ends
 
 
-def with_listeners(listeners, *arguments, **options):
-    return TelemetryHub(*arguments, **{**options, "backends": listeners})
-
-
 def test_listeners_that_hang_when_a_checkpoint_or_the_end_asks_them_to_finish_change_nothing(
     tmp_path, silent, monkeypatch, capsys
 ):
@@ -166,7 +161,12 @@ def test_listeners_that_hang_when_a_checkpoint_or_the_end_asks_them_to_finish_ch
         Listener("failing", flush=_fail, close=_fail),
         Listener("calm"),
     )
-    monkeypatch.setattr(opening, "TelemetryHub", partial(with_listeners, listeners))
+
+    class Heard(TelemetryHub):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **{**named, "backends": listeners})
+
+    monkeypatch.setattr(vectorized, "TelemetryHub", Heard)
     monkeypatch.setattr(vectorized, "CLOSE_TIMEOUT_S", 2.0)
     seed_generators()
     begun = time.monotonic()
