@@ -185,3 +185,23 @@ def test_a_folder_that_stays_empty_is_not_left_behind(tmp_path: Path) -> None:
         with files.sole_user(folder):
             assert folder.is_dir()
     assert names(tmp_path) == ["there"]
+
+
+def test_what_a_killed_process_left_in_its_scratch_folder_goes_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import os; from esper.leyline.files import scratch_folder\n"
+        "with scratch_folder() as folder:\n    (folder / 'large').touch(); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)})
+    (left,) = names(tmp_path)
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{files.SCRATCH_PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    with files.scratch_folder() as first, files.scratch_folder() as second:
+        (first / "mine").touch()
+        assert left not in names(tmp_path)
+        with files.scratch_folder():
+            assert (first / "mine").exists()
+        assert second.is_dir()
+    assert names(tmp_path) == [f"{files.SCRATCH_PREFIX}link"]

@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -274,3 +275,20 @@ def test_idling_workers_are_mentioned() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pool.reset(episode_seeds(7, 3, 4))
+
+
+def _killed_at_start(spec: object, beat: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leaves_at_start(spec: object, beat: object) -> None:
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [(_killed_at_start, "often for lack of memory; use fewer workers"), (_leaves_at_start, "__main__")],
+)
+def test_a_worker_that_never_came_up_is_explained_by_how_it_ended(build: Any, words: str) -> None:
+    with pytest.raises(PoolFailure, match=f"before its first message; .*{words}"):
+        EnginePool(build, None, kind="process", workers=1)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -35,6 +33,7 @@ from esper.leyline import (
     TelemetryEventType,
     record,
 )
+from esper.leyline.files import scratch_folder
 from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, override
 from esper.simic.training.env_factory import make_worker_spec
@@ -133,7 +132,7 @@ class HostRunner(ExitStack):
         super().__init__()
         self._task = task
         with ExitStack() as stack:
-            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="esper-")))
+            scratch = stack.enter_context(scratch_folder())
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
             hosts = HostWorkerSpec(worker=spec, networks=networks)
             kind = "process" if workers > 1 else "inline"

@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ from esper.leyline.errors import RunBusy
 
 TEMP_PREFIX = ".tmp-"
 """Names of unfinished files and folders begin with this; only a killed process leaves one behind."""
+SCRATCH_PREFIX = "esper-scratch-"
+"""The same among the system's temporary files."""
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -104,6 +107,32 @@ def sole_user(folder: Path) -> Iterator[None]:
             for place in made:
                 place.rmdir()
         os.close(fd)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for large files of this process, among the system's temporary ones. It goes when the block ends.
+
+    What a killed process left goes when the next one asks: its folder is no longer locked.
+    """
+    base = Path(tempfile.gettempdir())
+    for left in base.glob(f"{SCRATCH_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if left.lstat().st_uid == os.getuid():
+                fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left)
+                finally:
+                    os.close(fd)
+    # Locked before it gets the name by which others find it.
+    folder = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
+    with sole_user(folder):
+        folder = folder.rename(base / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}")
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync_directory(folder: Path) -> None:

@@ -169,8 +169,8 @@ class StoredTensor:
 def store(tensors: Mapping[str, Tensor], folder: Path | None) -> dict[str, StoredTensor]:
     """Makes tensors ready to travel: small ones inside a message, large ones as files in `folder` that all map.
 
-    A mapped file is read once by the system and shared by everyone, needs no shared-memory limit and leaves nothing
-    behind when a process is killed. Without a folder, all tensors travel inside the message.
+    A mapped file is read once by the system and shared by everyone, and needs no shared-memory limit. Without a
+    folder, all tensors travel inside the message.
     """
     inline = folder is None or sum(tensor.nbytes for tensor in tensors.values()) < INLINE_BYTES
     stored = {}

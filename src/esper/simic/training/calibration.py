@@ -16,7 +16,7 @@ import msgspec
 
 from esper import __version__
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, EpochReport, PolicyProtocol
-from esper.leyline.files import write_atomic
+from esper.leyline.files import loads_json, read_regular, write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
@@ -26,6 +26,9 @@ from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import make_controller
+
+MAX_BYTES = 10_000_000
+"""A larger file is none of ours."""
 
 
 def reward_config(task: TaskSpec, gamma: float, weights: RewardWeights, scale: Calibration | None) -> RewardConfig:
@@ -51,11 +54,12 @@ def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, f
         return measure_scale(pool, task, runs)
     key = json.dumps([asdict(task), data.sha256, runs, __version__], sort_keys=True, default=str)
     path = folder / f"{task.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-    if path.is_file():
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Calibration)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{path} is not a calibration ({error}); delete it and it is measured again") from error
+    try:
+        return msgspec.convert(loads_json(read_regular(path, MAX_BYTES)), Calibration)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a calibration ({error}); delete it and it is measured again") from error
     scale = measure_scale(pool, task, runs)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(path, (json.dumps(asdict(scale), indent=2) + "\n").encode())

@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from esper.leyline import (
@@ -21,7 +20,7 @@ from esper.leyline import (
     StorageError,
     TelemetryLevel,
 )
-from esper.leyline.files import free_bytes
+from esper.leyline.files import free_bytes, scratch_folder
 from esper.leyline.rundir import METRICS_DIR
 from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
 from esper.nissa.exporters import TensorBoardBackend, WandbBackend
@@ -254,9 +253,9 @@ def open_trainer(
     """
     task, stop = training_task(config), StopSignals() if stop is None else stop
     data = load_task_data(task, data_dir)
-    with TemporaryDirectory(prefix="esper-") as scratch:
+    with scratch_folder() as scratch:
         spec = make_worker_spec(
-            task, data, scratch=Path(scratch), devices=config.device, amp=config.amp, batches=SharedBatchIterator
+            task, data, scratch=scratch, devices=config.device, amp=config.amp, batches=SharedBatchIterator
         )
         kind, workers = worker_plan(config)
         with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink) as pool:
