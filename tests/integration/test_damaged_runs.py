@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from esper.leyline import CheckpointError, StorageError
 from esper.leyline.rundir import CHECKPOINTS_DIR, MANIFEST_FILE
 from esper.scripts.cli import main
+from esper.simic.agent import ppo
+from esper.simic.client import SimicClient
 from esper.simic.run import checkpoint_schedule
 from esper.simic.run.run_state import load_policy
 from esper.simic.run.session import start_again
@@ -284,6 +286,19 @@ def test_a_configuration_that_lacks_a_field_is_not_completed_with_a_default(run,
     assert "a field is missing, unknown or not of its type" in capsys.readouterr().err
 
 
+def test_a_network_is_not_built_before_its_width_is_known_to_be_that_of_the_weights(run, monkeypatch):
+    build = ppo.TamiyoNetwork
+
+    def usual(shape, *, width, **rest):
+        assert width == 128, "it may take all memory"
+        return build(shape, width=width, **rest)
+
+    change(newest(run), "agent.json", 4096, "config", "width")
+    change(newest(run), "state.json", 4096, "config", "width")
+    monkeypatch.setattr(ppo, "TamiyoNetwork", usual)
+    assert start_again(run, {}).rounds_done == 1
+
+
 @pytest.mark.parametrize("name", ["trunk.0.bias:exp_avg_sq", "trunk.0.bias:step", None])
 def test_moments_that_are_lost_or_impossible_give_way_to_the_older_checkpoint(run, name):
     file = newest(run) / "optimizer.safetensors"
@@ -324,13 +339,13 @@ def test_a_rejected_checkpoint_of_this_run_does_not_block_it(run):
 # ---- numbers that are wrong
 
 
-@pytest.mark.parametrize("lr", ["1e30", "1e3"])
+@pytest.mark.parametrize("lr", ["1e30", "1e6", "1e3"])
 def test_a_policy_that_diverged_is_not_saved(lr, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["train", "ppo", *SMOKE, "--rounds", "6", "--lr", lr, "--runs", str(tmp_path), "--run-id", "a"])
     assert caught.value.code == 5
     error = capsys.readouterr().err
-    assert "the policy has diverged" in error
+    assert "the policy has diverged" in error or "has scores that are not numbers" in error
     for folder in (tmp_path / "a" / CHECKPOINTS_DIR).iterdir():
         tensors = load_file(folder / "policy.safetensors")
         assert all(bool(tensor.float().isfinite().all()) for tensor in tensors.values())
@@ -340,6 +355,25 @@ def test_a_policy_that_diverged_is_not_saved(lr, tmp_path, capsys):
     else:
         assert "There is no earlier one" in error
     assert lines(tmp_path / "a")[-1]["data"]["error_type"] == "NumericFailure"
+
+
+def test_a_policy_that_diverges_later_keeps_what_was_saved_before(tmp_path, monkeypatch, capsys):
+    end_round = SimicClient.end_round
+
+    def diverge(self):
+        end_round(self)
+        if self.agent.updates == 3:
+            next(self.agent.network.parameters()).data.fill_(float("inf"))
+
+    monkeypatch.setattr(SimicClient, "end_round", diverge)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "ppo", *SMOKE, "--rounds", "6", "--runs", str(tmp_path), "--run-id", "a"])
+    assert caught.value.code == 5
+    assert "checkpoint of round 3 not saved" in (told := capsys.readouterr().err)
+    assert "The earlier ones are intact" in told
+    monkeypatch.undo()
+    main(["train", "--resume", str(tmp_path / "a"), "--rounds", "4"])
+    assert start_again(tmp_path / "a", {}).rounds_done == 4
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,10 @@ class Grow(Command):
 
     def outcome(self, place: Place) -> Any:
         self.check(place)
-        return [(place.out / name).read_bytes() for name in ("model.safetensors", "history.csv")]
+        content = (place.out / "model.safetensors").read_bytes()
+        begin = 8 + int.from_bytes(content[:8], "little")
+        # The library writes the entries of its header in any order.
+        return json.loads(content[8:begin]), content[begin:], (place.out / "history.csv").read_bytes()
 
 
 class Report(Command):

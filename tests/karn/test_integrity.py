@@ -107,6 +107,11 @@ def superseded(old: bytes, new: bytes) -> Callable[[Path], object]:
     return change
 
 
+def rename_in_checksum(run: Path) -> None:
+    path = run / f"{FIRST}.sha256"
+    path.write_text(path.read_text().replace("a000", "a007"))
+
+
 BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (flip_bit, "a000-s0.jsonl: sha256 mismatch"),
     (cut_file, "a000-s0.jsonl: sha256 mismatch"),
@@ -114,6 +119,7 @@ BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (lambda run: [path.unlink() for path in run.glob("events/a000*")], "the log of attempt 0 is missing"),
     (lambda run: (run / f"{FIRST}.sha256").unlink(), "a000-s0.jsonl has no checksum"),
     (lambda run: (run / f"{FIRST}.sha256").write_text("{"), "a000-s0.jsonl: sha256 mismatch"),
+    (rename_in_checksum, "a000-s0.jsonl: its checksum is that of another file, a007-s0.jsonl"),
     (lambda run: second(run).with_suffix(".jsonl.sha256").unlink(), "a001-s.* has no checksum"),
     (spoil_line, r"a001-s\d+.jsonl at byte \d+: .*ROUND_COMPLETEX"),
     (drop_line, r"seq \d+ to \d+ are missing, and EVENTS_DROPPED does not explain"),

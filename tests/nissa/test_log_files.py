@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -78,12 +79,30 @@ def test_a_checksum_that_is_there_is_never_made_again(tmp_path: Path) -> None:
     assert file.checksum_path.read_bytes() == sealed
 
 
-@pytest.mark.parametrize("damage", [b"\x00\x00garbage\n", b"\xff\n", b"{}\n"])
+NESTED = b'{"x": ' + b"[" * 4_000 + b"]" * 4_000 + b"}\n"
+
+
+@pytest.mark.parametrize("damage", [b"\x00\x00garbage\n", b"\xff\n", b"{}\n", NESTED])
 def test_a_damaged_line_does_not_keep_a_run_from_resuming(tmp_path: Path, damage: bytes) -> None:
     killed(tmp_path, damage + line(0))
     log = LogFile(tmp_path, first_seq=1)
     log.close()
     assert (log.run_id, log.group, log.file.attempt) == ("r", "main", 1)
+
+
+def test_a_line_without_an_end_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = killed(tmp_path, b"")
+    with path.open("wb") as file:
+        file.truncate(1 << 28)  # a quarter of a gigabyte that takes no room on the disk
+        file.seek(0, 2)
+        file.write(b"\n" + line(0))
+    tracemalloc.start()
+    log = LogFile(tmp_path, first_seq=1)
+    log.close()
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (log.run_id, log.file.attempt) == ("r", 1)
+    assert most < 1 << 26
 
 
 def test_a_directory_holds_one_run(tmp_path: Path) -> None:

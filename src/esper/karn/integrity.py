@@ -245,4 +245,8 @@ def _against_checksums(run_dir: Path, *, has_end: bool) -> Iterator[str]:
         with open(open_regular(file.path), "rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         if expected != file.checksum(found):
-            yield f"{file.name}: sha256 mismatch (bit damage?): expected {expected.split(' ')[0]}, got {found}"
+            wanted, _, name = expected.strip().partition(" ")
+            if wanted == found:
+                yield f"{file.name}: its checksum is that of another file, {name.strip() or 'without a name'}"
+            else:
+                yield f"{file.name}: sha256 mismatch (bit damage?): expected {wanted}, got {found}"

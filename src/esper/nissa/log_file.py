@@ -13,6 +13,9 @@ import msgspec
 from esper.leyline.files import open_regular, sync_directory, write_all, write_atomic
 from esper.leyline.rundir import DEFAULT_GROUP, EVENTS_DIR, EventFile, event_file, event_files
 
+MAX_OWNER_BYTES = 1 << 20
+"""Of a line that is looked at for its owner; a longer one is looked at in parts, and damaged."""
+
 
 def new_run_id() -> str:
     """A fresh name for a run: the time in UTC and six random digits, never drawn from a training generator."""
@@ -114,7 +117,7 @@ def _held(files: list[EventFile]) -> _Owner | None:
     """Whose log a directory holds, by its first line that can be read: damage is no reason to refuse a new attempt."""
     for file in files:
         with open(open_regular(file.path), "rb") as stream:
-            for line in stream:
+            while line := stream.readline(MAX_OWNER_BYTES):
                 try:
                     return msgspec.json.decode(line, type=_Owner)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

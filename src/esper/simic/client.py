@@ -22,6 +22,7 @@ from esper.leyline import (
     EpisodeCompleted,
     EpochReport,
     ModelFileError,
+    NumericFailure,
     PolicyProtocol,
     derive_seed,
 )
@@ -255,6 +256,18 @@ class SimicClient(FrozenPolicy):
         metrics = self.agent.update(self.buffer)
         metrics["num_rewards_clipped"] = self.scale.num_clipped - self._num_clipped_before
         return metrics
+
+    def check_policy(self) -> None:
+        """Lets the policy choose again where it chose last: weights that are all finite may be too large to use.
+
+        Raises:
+            NumericFailure: It gives no scores, or no values.
+        """
+        if self._decision is None:
+            return  # nothing was played, so nothing was learned
+        again = self.agent.act(self._observation, self._cards, None, None)
+        if not bool(torch.isfinite(again.values_N).all()):
+            raise NumericFailure("the critic's values are not finite; lower the learning rate")
 
     def end_round(self) -> None:
         """Only now may the statistics of observations and rewards move, except that the first round has no scale."""

@@ -133,6 +133,15 @@ def test_scores_that_are_not_numbers_choose_nothing(bad: float, how: dict[str, T
     assert int(fine.actions_BH) == 1, "scores of illegal choices mean nothing"
 
 
+@pytest.mark.parametrize("how", [{}, {"uniforms_BH": torch.tensor([[0.5]])}])
+def test_scores_as_low_as_masked_ones_choose_nothing(how: dict[str, Tensor]) -> None:
+    with pytest.raises(NumericFailure, match="too low to be told from masked ones"):
+        choose_one([0.0, -2e4, -3e4], [False, True, True], 0.1, **how)
+    for high in (-900.0, 900.0, 3e4, 1e30):
+        fine = choose_one([0.0, high, -3e4], [False, True, True], 0.0, **how)
+        assert int(fine.actions_BH) == 1
+
+
 def test_heads_an_op_does_not_use_say_exactly_nothing() -> None:
     spec = small_world()
     agent = small_agent(spec)

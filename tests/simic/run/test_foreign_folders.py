@@ -80,12 +80,17 @@ def test_a_link_in_the_place_of_a_checkpoint_makes_way(dangling: bool, tmp_path:
     assert everything(other.path) == before
 
 
-def test_retention_removes_nothing_through_a_link(tmp_path: Path) -> None:
-    run, other = run_with(tmp_path, 2, 3, 4), another_run(tmp_path, 1, score=None)
-    before = everything(other.path)
-    (run.checkpoints / "ckpt-00000001").symlink_to(other.checkpoints / "ckpt-00000001")
+@pytest.mark.parametrize("own", [False, True])
+def test_retention_removes_nothing_through_a_link(own: bool, tmp_path: Path) -> None:
+    run, other = run_with(tmp_path, 1, 2, 3, 4), another_run(tmp_path, 1, score=None)
+    link = run.checkpoints / "ckpt-00000001"
+    kept = link.rename(tmp_path / "kept") if own else other.checkpoints / link.name
+    before = everything(kept)
+    if not own:
+        shutil.rmtree(link)
+    link.symlink_to(kept)
     assert remove_old_checkpoints(run, last=1, resumed_from=None) == ()
-    assert everything(other.path) == before
+    assert everything(kept) == before
     assert newest(run)[0].facts.index == 4
 
 

@@ -100,7 +100,7 @@ def test_a_hyper_parameter_has_one_range_wherever_it_is_used(config):
 
 
 def test_numbers_that_single_precision_cannot_hold_are_refused():
-    with pytest.raises(ValueError, match="logits between -1e6 and 1e6"):
+    with pytest.raises(ValueError, match="logits between -1000 and 1000"):
         TrainingConfig(op_prior=(1e30, 0.0, 0.0, 0.0, 0.0))
     with pytest.raises(ValueError, match="terminal must be at least 0 and at most 1e30, got 1e\\+200"):
         RewardWeights(terminal=1e200)

@@ -33,7 +33,8 @@ class Range:
 
 LARGEST = 1e30
 """What single precision can hold and multiply a little."""
-MAX_LOGIT = 1e6
+MAX_LOGIT = 1e3
+"""Far from the score of a masked choice."""
 POSITIVE = Range(text="above 0 and at most 1e30", low=0.0, high=LARGEST, low_open=True)
 NOT_NEGATIVE = Range(text="at least 0 and at most 1e30", low=0.0, high=LARGEST)
 
@@ -101,7 +102,9 @@ class Hyperparameters:
         check_ranges(self)
         if len(self.op_prior) != len(OPS) or not all(abs(logit) <= MAX_LOGIT for logit in self.op_prior):
             names = ", ".join(op.name for op in OPS)
-            raise ValueError(f"op_prior must be {len(OPS)} logits between -1e6 and 1e6 ({names}), got {self.op_prior}")
+            raise ValueError(
+                f"op_prior must be {len(OPS)} logits between -1000 and 1000 ({names}), got {self.op_prior}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

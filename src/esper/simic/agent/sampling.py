@@ -178,10 +178,14 @@ def _describe(
 
 
 def _check_possible(head: int, distribution: Distribution) -> None:
-    """Scores that are not numbers would pass for a choice: of choice 0, whatever the masks say."""
+    """Scores that are not numbers would pass for a choice: of choice 0, whatever the masks say.
+
+    So would legal scores that are as low as masked ones.
+    """
     empty_B = distribution.num_legal_B == 0
-    # One NaN, or an infinite score, makes NaN of the whole row.
-    lost_B = distribution.log_policy_BC[:, 0].isnan()
+    # One NaN, or an infinite score, makes NaN of the whole row, which no comparison holds for.
+    told_apart_BC = distribution.legal_BC | (distribution.log_policy_BC < MASKED_LOGIT / 2)
+    lost_B = distribution.log_policy_BC[:, 0].isnan() | ~told_apart_BC.all(dim=-1)
     impossible_B = empty_B | lost_B
     if not bool(impossible_B.any()):  # sync: rides with the read of the sampled actions; CPU policies pay nothing
         return
@@ -189,6 +193,7 @@ def _check_possible(head: int, distribution: Distribution) -> None:
     if bool(empty_B[row]):
         raise ValueError(f"head {head} of row {row} has no legal choice; masks must leave every head at least one")
     raise NumericFailure(
-        f"head {head} of row {row} has scores that are not numbers; the policy's weights or its observation are not "
-        "finite. Go back to an earlier checkpoint, or look at that observation"
+        f"head {head} of row {row} has scores that are not numbers, or too low to be told from masked ones; the "
+        "policy's weights or its observation are not finite, or far too large. Go back to an earlier checkpoint, or "
+        "look at that observation"
     )

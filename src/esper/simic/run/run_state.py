@@ -96,9 +96,11 @@ def run_files(trainer: VectorizedPPOTrainer, log_state: dict[str, Any] | None = 
     """A run between two rounds as files: tensors as safetensors, everything else, the alarms' memory too, as JSON.
 
     Raises:
-        NumericFailure: A number in it is not finite.
+        NumericFailure: A number in it is not finite, or the policy can no longer choose.
     """
     learner = trainer.client if isinstance(trainer.client, SimicClient) else None
+    if learner is not None:
+        learner.check_policy()
     state = {
         "config": json.loads(trainer.config.to_json()),
         "counters": trainer.counters(),
