@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -75,7 +76,7 @@ def test_a_stopped_parent_leaves_no_child(number: int, run: Path) -> None:
         [sys.executable, "-m", "esper.scripts.cli", "query", str(run), ONE_LONG_CALL], stderr=subprocess.PIPE
     )
     child = wait_for_child(parent.pid)
-    time.sleep(1.0)  # until it is at work
+    wait_until_at_work(child)
     parent.send_signal(number)
     _, told = parent.communicate(timeout=30.0)
     assert told == (b"esper: stopped\n" if number == signal.SIGINT else b"")
@@ -85,6 +86,21 @@ def test_a_stopped_parent_leaves_no_child(number: int, run: Path) -> None:
         time.sleep(0.1)
     os.kill(child, signal.SIGKILL)
     pytest.fail("the query goes on without its parent")
+
+
+def wait_until_at_work(pid: int) -> None:
+    """Until the limit of memory is set, and then for more processor time than reading a small log takes."""
+    begun = None
+    for _ in range(3_000):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        limits = Path(f"/proc/{pid}/limits").read_text()
+        if begun is None and re.search(r"Max data size\s+\d", limits):
+            begun = cpu_s
+        if begun is not None and cpu_s > begun + 2.0:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the query never came to work")
 
 
 def wait_for_child(pid: int) -> int:
