@@ -83,6 +83,25 @@ def test_help_and_completion_are_what_tyro_prints(
     assert shown.err == ""
 
 
+def test_the_list_of_commands_fits_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert len(capsys.readouterr().out.splitlines()) < 40, "one line or two a command, not its whole story"
+
+
+@pytest.mark.parametrize("command", [name for name in cli.COMMANDS if name != "evaluate"])  # takes a record of its own
+def test_help_shows_no_default_that_means_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert "{None}" not in shown
+    assert "(default: None)" not in shown
+    assert "(default: )" not in shown
+
+
 def test_the_program_itself_answers_so() -> None:
     command = [sys.executable, "-m", "esper.scripts.cli", "verify"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONUTF8": "1"})

@@ -9,8 +9,10 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Union
+from types import NoneType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -93,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     try:
         about = "Esper grows neural networks while they train. 'esper --version' prints the version."
-        command: Callable[[], None] = tyro.cli(_commands(), prog="esper", description=about, args=args)
+        listed = not args or args[0] in ("-h", "--help")
+        command: Callable[[], None] = tyro.cli(_commands(listed), prog="esper", description=about, args=args)
         command()
         sys.stdout.flush()  # here and not at exit, where Python would answer a full disk with a traceback
     except BrokenPipeError:  # the reader of a pipe has had enough, as with `| head`
@@ -142,13 +145,14 @@ def _in_words(error: Exception) -> str:
     return f"{place}: {' '.join(str(error.strerror).split())}; {remedy}"
 
 
-def _commands() -> Any:
+def _commands(listed: bool) -> Any:
+    """All subcommands as a type for tyro; `listed` ones are described by their first line only."""
     benchmarks = find_benchmarks()
     if not benchmarks:
-        return _one_of({**COMMANDS, "bench": _no_benchmarks})
+        return _one_of({**COMMANDS, "bench": _no_benchmarks}, listed)
     words = "Measure speed, beside what it is up against."
-    bench: Any = Annotated[_one_of(benchmarks), tyro.conf.subcommand(name="bench", description=words)]
-    return Union[_one_of(COMMANDS), bench]  # noqa: UP007 (made at run time)
+    bench: Any = Annotated[_one_of(benchmarks, listed), tyro.conf.subcommand(name="bench", description=words)]
+    return Union[_one_of(COMMANDS, listed), bench]  # noqa: UP007 (made at run time)
 
 
 def find_benchmarks() -> Mapping[str, Callable[..., None]]:
@@ -168,12 +172,12 @@ def _no_benchmarks() -> None:
     raise ValueError("benchmarks come with the source tree and are not installed; clone it and run 'make bench' there")
 
 
-def _one_of(commands: Mapping[str, Callable[..., None]]) -> Any:
-    rows = tuple(
-        Annotated[Any, tyro.conf.subcommand(name=name, constructor=_deferred(command))]
-        for name, command in commands.items()
-    )
-    return Union[rows]  # noqa: UP007 (made at run time)
+def _one_of(commands: Mapping[str, Callable[..., None]], listed: bool) -> Any:
+    rows = []
+    for name, command in commands.items():
+        words = (command.__doc__ or "").partition("\n")[0] if listed else None
+        rows.append(Annotated[Any, tyro.conf.subcommand(name=name, description=words, constructor=_deferred(command))])
+    return Union[tuple(rows)]  # noqa: UP007 (made at run time)
 
 
 def _deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
@@ -183,7 +187,20 @@ def _deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]
     def remember(*args: Any, **kwargs: Any) -> Callable[[], None]:
         return partial(command, *args, **kwargs)
 
+    hints = get_type_hints(command, include_extras=True)
+    unset = {name: hints[name] for name, entry in signature(command).parameters.items() if entry.default in (None, ())}
+    remember.__signature__ = signature(command)  # type: ignore[attr-defined]
+    remember.__annotations__ = {**hints, **{name: _unset(hint) for name, hint in unset.items()}}
+    del remember.__wrapped__  # its annotations would count
     return remember
+
+
+def _unset(hint: Any) -> Any:
+    """An argument whose help says what is done without it: `PATH`, not `{None}|PATH (default: None)`."""
+    kind, notes = (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+    words = [part.__name__.upper() for part in get_args(kind) if isinstance(part, type) and part is not NoneType]
+    metavar = "|".join(words) if NoneType in get_args(kind) else None
+    return Annotated[kind, tyro.conf.arg(metavar=metavar or None, help_behavior_hint=""), *notes]
 
 
 if __name__ == "__main__":

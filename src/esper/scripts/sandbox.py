@@ -24,7 +24,10 @@ def sandbox_command(
     seeds: Annotated[int, tyro.conf.arg(help="Agents to train in each sandbox, run seeds 0, 1, ...")] = 5,
     only: Annotated[
         tuple[str, ...] | None,
-        tyro.conf.arg(help="Sandboxes to run: decoy, coin, inert, cue, cue_blind, constant, parasite, recover."),
+        tyro.conf.arg(
+            metavar="NAME ...",
+            help="Sandboxes to run: decoy, coin, inert, cue, cue_blind, constant, parasite, recover.",
+        ),
     ] = None,
     ablate: Annotated[
         str | None,
