@@ -116,6 +116,36 @@ def test_other_metrics_and_losses_are_used(digits: Any) -> None:
     assert (result.scale.best, result.scale.name) == (1.0, "metric")
 
 
+def test_a_scale_of_the_users_own_says_what_a_metric_means(digits: Any) -> None:
+    def score(output: Tensor, target: Tensor) -> float:
+        return -float(nn.functional.cross_entropy(output, target))
+
+    with pytest.raises(ValueError, match=r"cannot tell what a perfect metric would be.*scale=esper.MetricScale"):
+        grow(digits, metric=score)
+    scale = esper.MetricScale(name="log-likelihood", guess=-2.3, best=0.0, guess_loss=2.3)
+    result = grow(digits, metric=score, scale=scale, controller="wait_only", epochs=5)
+    assert result.scale == scale
+    assert "log-likelihood, validation: -" in result.table()
+
+
+def test_test_data_has_the_final_word(digits: Any) -> None:
+    _, (val_x, val_y) = digits
+    options = {"controller": "wait_only", "epochs": 5}
+    other = val_x[:50], (val_y[:50] + 1) % 10  # wrong labels, so that the score can come from nowhere else
+    result = grow(digits, test=other, compare=True, **options)
+    assert result.test is not None
+    with torch.no_grad():
+        hits = result.model.eval()(other[0]).argmax(1) == other[1]
+    assert result.test.metric == 100.0 * float(hits.double().mean())
+    assert result.metric == grow(digits, **options).metric, "it decides nothing"
+    assert f"accuracy (%), test: {result.test.metric:.4g}" in result.table()
+    found = result.comparison
+    assert found is not None
+    assert (found.split, found.rows, found.arm(GROWN).metrics) == ("test", 50, (result.test.metric,))
+    with pytest.raises(ValueError, match="the test data is empty"):
+        grow(digits, test=[])
+
+
 def test_import_esper_loads_no_torch_and_has_its_names() -> None:
     code = (
         "import sys, esper\n"

@@ -39,7 +39,7 @@ class Arm:
 
     name: str
     metrics: tuple[float, ...]
-    """By seed; of the final model on validation data."""
+    """By seed, of the final model."""
     params: tuple[int, ...]
     training_macs: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -57,7 +57,10 @@ class Comparison:
     scale: MetricScale
     epochs: int
     arms: tuple[Arm, ...]
-    val_rows: int | None
+    split: str
+    """What the final models were scored on: "test" data, or "validation" data, which decided what grew."""
+    rows: int | None
+    """Of that data."""
     not_run: tuple[str, ...]
     """Arms that are missing, and why."""
 
@@ -78,11 +81,11 @@ class Comparison:
         found = self.differences(rival)
         if len(found) >= MIN_SEEDS_FOR_INTERVAL:
             return _t_quantile(len(found) - 1) * statistics.stdev(found) / math.sqrt(len(found))
-        if self.val_rows is None or not self.scale.name.startswith("accuracy"):
+        if self.rows is None or not self.scale.name.startswith("accuracy"):
             return None
         # Two networks that err independently on the same rows; paired errors would vary less.
         shares = [arm.mean / 100.0 for arm in (self.arm(GROWN), self.arm(rival)) if arm is not None]
-        return 200.0 * math.sqrt(sum(p * (1.0 - p) for p in shares) / (self.val_rows * len(found)))
+        return 200.0 * math.sqrt(sum(p * (1.0 - p) for p in shares) / (self.rows * len(found)))
 
     def verdict(self) -> str:
         """A plain sentence: grow it or do not."""
@@ -128,7 +131,7 @@ class Comparison:
         num_seeds = len(self.arms[0].metrics)
         notes = [
             self.verdict(),
-            f"{self.epochs} epochs, {num_seeds} seed{'s' if num_seeds > 1 else ''}, validation data.",
+            f"{self.epochs} epochs, {num_seeds} seed{'s' if num_seeds > 1 else ''}, {self.split} data.",
         ]
         return Section(
             title="Should this model be grown?",
@@ -185,7 +188,7 @@ def compare(
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     settings = GrowthSettings(**options)
     found: dict[str, list[Trained]] = {}
-    scale, rows = None, None
+    run: GrowthRun | None = None
     for number in range(seeds):
         seeded = replace(settings, seed=settings.seed + number)
         run = _begin(make_model, train, val, seeded)
@@ -194,25 +197,29 @@ def compare(
         found.setdefault(GROWN, []).append(trained(run, result))
         for name, arm in rivals(make_model, train, val, seeded, result, wider, on_arm):
             found.setdefault(name, []).append(arm)
-        scale, rows = run.grower.scale, run.validation.num_rows
-    assert scale is not None
-    return make_comparison(found, scale, settings.epochs, rows, has_wider=wider is not None)
+    assert run is not None
+    return make_comparison(found, run, has_wider=wider is not None)
 
 
-def make_comparison(
-    found: Mapping[str, Sequence[Trained]], scale: MetricScale, epochs: int, val_rows: int | None, *, has_wider: bool
-) -> Comparison:
-    """All arms of all seeds, put together. An arm that some seeds lack, because nothing grew there, is left out."""
+def make_comparison(found: Mapping[str, Sequence[Trained]], run: GrowthRun, *, has_wider: bool) -> Comparison:
+    """All arms of all seeds, put together. An arm that some seeds lack, because nothing grew there, is left out.
+
+    Args:
+        found: By the names of arms.
+        run: One of the growing runs, after its end.
+        has_wider: Whether wider models could be made.
+    """
     runs = len(found[GROWN])
     not_run = [] if has_wider else [f"{WIDER.capitalize()} was not trained: pass wider= to make one."]
     not_run += [
         f"{name.capitalize()} is left out: nothing grew with some seeds." for name in found if len(found[name]) < runs
     ]
     return Comparison(
-        scale=scale,
-        epochs=epochs,
+        scale=run.grower.scale,
+        epochs=run.settings.epochs,
         arms=tuple(_arm(name, arms) for name, arms in found.items() if len(arms) == runs),
-        val_rows=val_rows,
+        split="validation" if run.test is None else "test",
+        rows=(run.test or run.validation).num_rows,
         not_run=tuple(not_run),
     )
 
@@ -230,7 +237,8 @@ def check_comparable(settings: GrowthSettings) -> None:
 
 def trained(run: GrowthRun, result: GrowthResult) -> Trained:
     """A finished run as one arm of one seed."""
-    return Trained(metric=result.metric, params=result.params, training_macs=run.training_macs, seconds=run.seconds)
+    metric = result.metric if result.test is None else result.test.metric
+    return Trained(metric=metric, params=result.params, training_macs=run.training_macs, seconds=run.seconds)
 
 
 def rivals(
@@ -271,7 +279,7 @@ def _begin(make_model: Callable[[], nn.Module], train: Data, val: Data, settings
 def _finish(run: GrowthRun) -> GrowthResult:
     for _ in range(run.settings.epochs):
         run.step()
-    return run.grower.finish()
+    return run.finish()
 
 
 def _plant(grower: Grower, kept: Sequence[GrownSeed]) -> None:

@@ -72,6 +72,8 @@ class GrowthResult:
     sample: Any = field(repr=False)
     """Rows on which exported files are checked."""
 
+    test: Score | None = None
+    """Of that model on data that decided nothing; None if there was none."""
     receipts: tuple[Receipt, ...] | None = None
     """What each kept seed really brought; None if it was not asked for."""
     comparison: Comparison | None = None
@@ -125,6 +127,7 @@ class GrowthResult:
                 f"{self.scale.name}, validation",
                 f"{before:.4g} before training, {after:.4g} after {len(self.history)} epochs",
             ),
+            *([] if self.test is None else [(f"{self.scale.name}, test", f"{self.test.metric:.4g}")]),
             ("parameters", f"{self.host_params:,} before, {self.params:,} after"),
             ("decided by", self.controller),
         ]

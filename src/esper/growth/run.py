@@ -19,6 +19,7 @@ from esper.growth.objective import Loss, Metric
 from esper.growth.progress import Progress
 from esper.growth.receipts import make_receipts, planned_twins
 from esper.growth.result import GrowthResult
+from esper.growth.scale import MetricScale
 from esper.growth.sites import Forward
 from esper.growth.training import GrowthRun, GrowthSettings, MakeOptimizer, MakeScheduler
 from esper.growth.validation import device_of
@@ -34,11 +35,13 @@ def grow(
     train: Data,
     val: Data,
     *,
+    test: Data = None,
     budget: int | None,
     epochs: int,
     loss: Loss | None = None,
     metric: Metric | None = None,
     higher_is_better: bool = True,
+    scale: MetricScale | None = None,
     controller: Controller = None,
     controller_params: Mapping[str, Any] | None = None,
     optimizer: torch.optim.Optimizer | MakeOptimizer | None = None,
@@ -66,7 +69,8 @@ def grow(
         model: Any module.
         train: Tensors or arrays (inputs, target), with several inputs (inputs..., target); a dict of them; a Dataset,
             also of Hugging Face; a DataLoader; or a list of batches.
-        val: Validation data, in the same forms. What grows is decided on it, so keep a test set for the final word.
+        val: Validation data, in the same forms. What grows is decided on it, so the final word is that of `test`.
+        test: Data that decides nothing, for the final score; in the same forms.
         budget: Most parameters the model and what grows in it may have together; None for no limit.
         epochs: Passes over the training data.
         loss: (output, target) -> mean loss. By default the model's own, cross-entropy for integer targets, or mean
@@ -74,6 +78,7 @@ def grow(
         metric: (output, target) -> number, over all validation rows. By default accuracy in percent, R², or the loss
             per token.
         higher_is_better: Direction of `metric`.
+        scale: What `metric` means, where its best value cannot be told from its first one.
         controller: Who decides what grows: a rule's name, the folder of a trained run, or an object with begin, act and
             store; None for the best rule.
         controller_params: Parameters of a rule.
@@ -114,6 +119,8 @@ def grow(
         batch_size=batch_size,
         forward=forward,
         seed=seed,
+        scale=scale,
+        test=test,
     )
     check_model(model)
     if device is not None:
@@ -132,8 +139,7 @@ def grow(
                 arms = {GROWN: [trained(run, result)]}
                 for name, arm in rivals(make_model, train, val, settings, result, wider, progress.say):
                     arms[name] = [arm]
-                rows = run.validation.num_rows
-                comparison = make_comparison(arms, result.scale, epochs, rows, has_wider=wider is not None)
+                comparison = make_comparison(arms, run, has_wider=wider is not None)
                 result = replace(result, comparison=comparison)
     except KeyboardInterrupt:
         progress.stopped(run, folder)
@@ -167,11 +173,11 @@ def _run(
         if folder is not None:
             _save(run, snapshots, folder / CHECKPOINT)
     if not receipts:
-        return run.grower.finish()
+        return run.finish()
     twins = planned_twins(run, twin_epochs)
     progress.announce_receipts(run, twins)
     found = make_receipts(run, snapshots, twins, progress.say)
-    return replace(run.grower.finish(), receipts=found)
+    return replace(run.finish(), receipts=found)
 
 
 # ---- unfinished runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from esper.growth.controllers import Controller
 from esper.growth.data import Batches, Data, seeded_everywhere
 from esper.growth.grower import Grower
 from esper.growth.history import GrowthEpoch
-from esper.growth.objective import Loss, Metric
+from esper.growth.objective import Loss, Metric, Score
+from esper.growth.result import GrowthResult
+from esper.growth.scale import MetricScale
 from esper.growth.sites import Forward
 from esper.growth.structure import num_rows
 from esper.growth.validation import Validation, device_of
@@ -46,6 +49,8 @@ class GrowthSettings:
     batch_size: int = 64
     forward: Forward | None = None
     seed: int = 0
+    scale: MetricScale | None = None
+    test: Data = None
 
 
 class GrowthRun:
@@ -56,15 +61,8 @@ class GrowthRun:
         self.settings = settings
         size = settings.batch_size
         self.train = Batches(train, size, shuffle=True, device=device_of(model), what="training")
-        self.validation = Validation(
-            model,
-            val,
-            loss=settings.loss,
-            metric=settings.metric,
-            higher_is_better=settings.higher_is_better,
-            forward=settings.forward,
-            batch_size=4 * size,
-        )
+        self.validation = self._judge(val, "validation")
+        self.test = None if settings.test is None else self._judge(settings.test, "test")
         self.optimizer = _make_optimizer(model, settings.optimizer)
         self.scheduler = _make_scheduler(self.optimizer, settings)
         self.training_macs = 0.0
@@ -82,8 +80,30 @@ class GrowthRun:
             controller_params=settings.controller_params,
             sites=settings.sites,
             scheduler=self.scheduler,
+            scale=settings.scale,
             seed=settings.seed,
         )
+
+    def _judge(self, data: Data, what: str) -> Validation:
+        settings = self.settings
+        return Validation(
+            self.model,
+            data,
+            loss=settings.loss,
+            metric=settings.metric,
+            higher_is_better=settings.higher_is_better,
+            forward=settings.forward,
+            batch_size=4 * settings.batch_size,
+            what=what,
+        )
+
+    def finish(self) -> GrowthResult:
+        """The grown model, scored on test data too if there is some."""
+        result = self.grower.finish()
+        if self.test is None:
+            return result
+        metric, loss = self.test(self.model)
+        return replace(result, test=Score(metric=metric, loss=loss))
 
     def step(self) -> GrowthEpoch:
         """One epoch: a decision, training, validation."""

@@ -36,6 +36,7 @@ class Validation:
         forward: (model, batch) -> output; by default `model(inputs)` or `model(**batch)`.
         batch_size: Rows of a batch, where the data is not cut yet.
         device: Where batches go; by default where the model is.
+        what: Name of the data in messages.
 
     Raises:
         ValueError: There is no data, or no loss can be found for it.
@@ -52,9 +53,10 @@ class Validation:
         forward: Forward | None = None,
         batch_size: int = 256,
         device: torch.device | None = None,
+        what: str = "validation",
     ) -> None:
         where = device_of(model) if device is None else device
-        self.batches = Batches(data, batch_size, shuffle=False, device=where, what="validation")
+        self.batches = Batches(data, batch_size, shuffle=False, device=where, what=what)
         self.objective = Objective(
             model,
             self.batches.first,

@@ -13,7 +13,10 @@ from esper.scripts.terminal import plain_console, print_stderr
 def compare_command(
     model: Annotated[str, tyro.conf.arg(metavar="FILE.py:FUNCTION", help="A function that returns your model.")],
     data: Annotated[
-        str, tyro.conf.arg(metavar="FILE.py:FUNCTION", help="A function that returns (train, validation).")
+        str,
+        tyro.conf.arg(
+            metavar="FILE.py:FUNCTION", help="A function that returns (train, validation) or (train, validation, test)."
+        ),
     ],
     wider: Annotated[
         str | None,
@@ -37,15 +40,16 @@ def compare_command(
     """Say whether a model of your own should be grown.
 
     Trains, for the same epochs on the same batches with the same optimizer: your model grown, left alone, the grown
-    network built at once, and a wider model of the same size. Shows what each scores on validation data, its
-    parameters and what its training cost, and a plain verdict. It costs about four runs per seed.
+    network built at once, and a wider model of the same size. Shows what each scores on test data, or on validation
+    data if there is no other, its parameters and what its training cost, and a plain verdict. It costs about four runs
+    per seed.
     """
     from esper.growth import compare
     from esper.leyline.files import write_atomic
     from esper.scripts.own_model import OwnModel, adamw, checked_model, cosine, load_function, width_maker
 
     own = OwnModel(model=model, data=data, seed=seed)
-    train, val = own.make_data()
+    train, val, test = own.make_data()
     found = compare(
         lambda: checked_model(load_function(model)(), model),
         train,
@@ -53,6 +57,7 @@ def compare_command(
         wider=width_maker(own, wider),
         seeds=seeds,
         on_arm=print_stderr,
+        test=test,
         budget=budget,
         epochs=epochs,
         controller=controller,

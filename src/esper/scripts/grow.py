@@ -54,7 +54,10 @@ def grow_command(
     ] = None,
     data: Annotated[
         str | None,
-        tyro.conf.arg(metavar="FILE.py:FUNCTION", help="Your own data: a function that returns (train, validation)."),
+        tyro.conf.arg(
+            metavar="FILE.py:FUNCTION",
+            help="Your own data: a function that returns (train, validation), or these and test data.",
+        ),
     ] = None,
     controller: Annotated[
         str | None,

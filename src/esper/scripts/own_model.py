@@ -38,12 +38,16 @@ class OwnModel:
             found = load_function(self.model)()
         return checked_model(found, self.model)
 
-    def make_data(self) -> tuple[Any, Any]:
-        """(training data, validation data)."""
+    def make_data(self) -> tuple[Any, Any, Any]:
+        """(training data, validation data, test data or None)."""
         found = load_function(self.data)()
-        if not isinstance(found, tuple | list) or len(found) != 2:
-            raise ValueError(f"{self.data} must return (train, validation), got {type(found).__name__}")
-        return found[0], found[1]
+        if not isinstance(found, tuple | list) or len(found) not in (2, 3):
+            parts = f" of {len(found)}" if isinstance(found, tuple | list) else ""
+            raise ValueError(
+                f"{self.data} must return (train, validation) or (train, validation, test), got a "
+                f"{type(found).__name__}{parts}"
+            )
+        return found[0], found[1], found[2] if len(found) == 3 else None
 
     @property
     def name(self) -> str:
@@ -118,7 +122,7 @@ def show_sites(own: OwnModel, names: tuple[str, ...], batch_size: int) -> None:
     from esper.growth.sites import find_sites
     from esper.growth.validation import device_of
 
-    model, (train, _) = own.make_model(), own.make_data()
+    model, (train, *_) = own.make_model(), own.make_data()
     sample = Batches(train, batch_size, shuffle=False, device=device_of(model), what="training").first
     forward = Objective(model, sample).forward
     found = find_sites(model, sample, names=list(names) or None, forward=forward)
@@ -141,13 +145,14 @@ def grow_own_model(
     """Grows a model and says what came of it."""
     from esper.growth import grow
 
-    model, (train, val) = own.make_model(), own.make_data()
+    model, (train, val, test) = own.make_model(), own.make_data()
     length = DEFAULT_EPOCHS if epochs is None else epochs
     folder = Path("runs") / f"grow-{own.name}" if out is None else out
     result = grow(
         model,
         train,
         val,
+        test=test,
         budget=budget,
         epochs=length,
         controller=controller,

@@ -1,0 +1,64 @@
+"""A small ResNet on CIFAR-10. The data is looked for in ./data and where ESPER_CIFAR10 points.
+
+esper compare --model examples/cifar_resnet.py:make_model --data examples/cifar_resnet.py:make_data
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.runtime.datasets import load_dataset
+
+Rows = tuple[Tensor, Tensor]
+
+
+class Block(nn.Module):
+    """Two convolutions and a skip around them."""
+
+    def __init__(self, channels: int, out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out)
+        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out)
+        same = stride == 1 and channels == out
+        self.skip = nn.Identity() if same else nn.Conv2d(channels, out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(h)) + self.skip(x))
+
+
+class ResNet(nn.Module):
+    """One block per stage, eight layers in all."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.layer1 = nn.Sequential(Block(width, width, 1))
+        self.layer2 = nn.Sequential(Block(width, 2 * width, 2))
+        self.layer3 = nn.Sequential(Block(2 * width, 4 * width, 2))
+        self.head = nn.Linear(4 * width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer3(self.layer2(self.layer1(self.stem(x))))
+        return self.head(h.mean((2, 3)))
+
+
+def make_model(width: float = 1.0) -> nn.Module:
+    """The model, or one so many times as wide."""
+    return ResNet(round(8 * width))
+
+
+def make_data() -> tuple[Rows, Rows, Rows]:
+    """Training, validation and test images, each channel at mean 0 and variance 1."""
+    data = load_dataset("cifar10")
+    assert data.mean is not None
+    assert data.std is not None
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (data.mean, data.std))
+    train, val, test = (
+        ((split.inputs.float() - mean) / std, split.targets) for split in (data.train, data.val, data.open_test())
+    )
+    return train, val, test
