@@ -190,10 +190,11 @@ def test_too_many_rollbacks_end_the_run(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "plan"),
     [
-        ({"workers": 1}, ("inline", 1)),
+        ({"workers": 1}, ("inline", None)),
         ({"workers": 2}, ("process", 2)),
         ({"workers": 2, "worker_kind": "process", "envs": 4}, ("process", 2)),
-        ({"worker_kind": "inline"}, ("inline", 1)),
+        ({"worker_kind": "inline"}, ("inline", None)),
+        ({"worker_kind": "simulated", "workers": 3}, ("simulated", 3)),
         ({"workers": 1, "worker_kind": "process"}, ("process", 1)),
     ],
 )

@@ -80,7 +80,7 @@ def test_the_round_contains_what_it_should(expected: tuple[Facts, dict[int, str]
 def test_messages_through_pickle_change_nothing(
     expected: tuple[Facts, dict[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.tolaria.pool.InlineHandle", worlds.PickledHandle)
+    monkeypatch.setattr("esper.tolaria.handles.InlineHandle", worlds.PickledHandle)
     with EnginePool(build_faulty, faulty_spec(NAN_IN_ENV_2)) as pool:
         assert is_same((worlds.play(pool), worlds.digest(pool)), expected)
 
@@ -248,9 +248,9 @@ def test_five_restarts_are_enough() -> None:
 
 
 def test_bad_calls_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown worker kind 'thread'. Known: inline, process"):
+    with pytest.raises(ValueError, match=r"unknown worker kind 'thread'. Known: inline, process, simulated"):
         EnginePool(build_faulty, faulty_spec(), kind="thread")
-    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="workers must be at least 1 for kind 'process', got 0"):
         EnginePool(build_faulty, faulty_spec(), kind="process", workers=0)
     with EnginePool(build_faulty, faulty_spec()) as pool:
         with pytest.raises(ValueError, match="listed twice"):

@@ -60,7 +60,7 @@ class ListSink:
 def deaths(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     """Two mortal workers stand in for processes."""
     Mortal.deaths, Mortal.answered = set(), {}
-    monkeypatch.setattr(pool_module, "ProcessHandle", Mortal)
+    monkeypatch.setattr("esper.tolaria.handles.ProcessHandle", Mortal)
     monkeypatch.setattr(
         pool_module.EnginePool, "_start_all", lambda pool: tuple(x.handle.start() for x in pool._members)
     )

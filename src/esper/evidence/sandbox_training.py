@@ -25,11 +25,11 @@ from esper.simic.rewards import Ledger, RewardComponentsTelemetry
 from esper.simic.training.episode_rewards import EpisodeRewards, StepReward
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
 from esper.simic.training.runner import run_ppo_updates
+from esper.simic.training.simulated import build_simulated_worker
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.random_controllers import RandomController
-from esper.tamiyo.simulation import SimulatedWorker, SimulationSpec
-from esper.tolaria.engine import Beat
+from esper.tamiyo.simulation import SimulationSpec
 from esper.tolaria.pool import EnginePool
 
 TEST_EPISODE = 1_000_000
@@ -40,11 +40,6 @@ NUM_TEST_ENVS = 64
 def unseen_seeds(run_seed: int) -> tuple[EpisodeSeed, ...]:
     """Episodes that no training reaches."""
     return episode_seeds(run_seed, TEST_EPISODE, NUM_TEST_ENVS)
-
-
-def build_simulated_worker(spec: SimulationSpec, beat: Beat) -> SimulatedWorker:
-    """A worker for the pool; its steps are too short for a heartbeat."""
-    return SimulatedWorker(spec)
 
 
 def play_episodes(

@@ -7,12 +7,13 @@ import os
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from esper.leyline import PROTOCOL_VERSION
+from esper.tolaria.runtime import usable_cores
 from esper.tolaria.worker import (
     BATCH,
     CANCEL,
@@ -242,3 +243,19 @@ def _child_environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# ---- all workers of a pool
+
+
+@contextmanager
+def open_inline(build: BuildWorker, spec: Any, workers: int | None) -> Iterator[Sequence[Handle]]:
+    """The one worker of this process."""
+    yield [InlineHandle(0, build, spec)]
+
+
+@contextmanager
+def open_processes(build: BuildWorker, spec: Any, workers: int | None) -> Iterator[Sequence[Handle]]:
+    """One process per worker; as many as there are usable cores if None."""
+    count = usable_cores() if workers is None else workers
+    yield [ProcessHandle(worker_id, build, spec) for worker_id in range(count)]

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import TracebackType
@@ -30,11 +31,10 @@ from esper.leyline import (
     WorkerStateChanged,
 )
 from esper.tolaria.engine import not_applied
-from esper.tolaria.handles import Handle, InlineHandle, ProcessHandle
-from esper.tolaria.runtime import usable_cores
+from esper.tolaria.handles import Handle
+from esper.tolaria.kinds import find_worker_kind
 from esper.tolaria.worker import BuildWorker, Hello, PoolFailure, Progress, Request, StepCancelled, WorkerLost
 
-KINDS: tuple[str, ...] = ("inline", "process")
 _REPLAYED = ("reset", "restore", "step")
 MAX_RESTARTS = 5
 MAX_LOST_SHARE = 0.10
@@ -63,13 +63,15 @@ class EnginePool:
     Args:
         build: Makes a worker from `spec`; importable by name.
         spec: Plain data.
-        kind: "inline" for one worker in this process, "process" for spawned ones.
-        workers: Number of processes; as many as there are usable cores if None. At most one per env is used.
+        kind: A name in the table of worker kinds.
+        workers: Their number; None leaves it to the kind. At most one per env is used.
         wanted: Events that steps are to report.
         sink: Gets an event when a worker is lost, comes back or is given up.
+        options: What the kind wants to know besides, such as an address.
 
     Raises:
         PoolFailure: A worker did not come up.
+        ValueError: The kind is unknown, or cannot have so many workers or these options.
     """
 
     def __init__(
@@ -81,12 +83,15 @@ class EnginePool:
         workers: int | None = None,
         wanted: frozenset[TelemetryEventType] = frozenset(),
         sink: EventSink | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"unknown worker kind {kind!r}. Known: {', '.join(KINDS)}")
-        count = (usable_cores() if workers is None else workers) if kind == "process" else 1
-        if count < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}")
+        row, options = find_worker_kind(kind), {} if options is None else options
+        if workers is not None and (workers < 1 or (workers > 1 and not row.several)):
+            raise ValueError(f"workers must be {'at least ' if row.several else ''}1 for kind {kind!r}, got {workers}")
+        if unknown := sorted(set(options) - set(row.options)):
+            raise ValueError(
+                f"worker kind {kind!r} has no options {', '.join(unknown)}. Known: {', '.join(row.options) or 'none'}"
+            )
         self.kind = kind
         self.wanted = wanted
         self.gradient_detail_envs: frozenset[int] = frozenset()
@@ -98,8 +103,9 @@ class EnginePool:
         self._interrupted = False
         self._cancelled = False
         self._next_id = 0
-        make: Callable[[int, BuildWorker, Any], Handle] = ProcessHandle if kind == "process" else InlineHandle
-        self._members = [_Member(make(i, build, spec)) for i in range(count)]
+        self._resources = ExitStack()
+        handles = self._resources.enter_context(row.opener()(build, spec, workers, **options))
+        self._members = [_Member(handle) for handle in handles]
         self.hellos = self._start_all()
         self.layout = self.hellos[0].layout
         self.lifecycle = self.hellos[0].lifecycle
@@ -122,9 +128,9 @@ class EnginePool:
         except BaseException:
             self.close()
             raise
-        cores = set().union(*(hello.cores for hello in hellos))
-        if cores and len(cores) < len(hellos):
-            sys.stderr.write(f"esper: {len(hellos)} workers share {len(cores)} cores; check the CPU affinity\n")
+        cores, processes = set().union(*(hello.cores for hello in hellos)), {hello.pid for hello in hellos}
+        if cores and len(cores) < len(processes):
+            sys.stderr.write(f"esper: {len(processes)} workers share {len(cores)} cores; check the CPU affinity\n")
         return hellos
 
     # ---- the calls of a worker
@@ -213,6 +219,7 @@ class EnginePool:
         self.cancel()
         for member in self._members:
             member.handle.close()
+        self._resources.close()
         self._interrupted = True
 
     def __enter__(self) -> EnginePool:

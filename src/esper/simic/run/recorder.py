@@ -263,7 +263,7 @@ class RunRecorder(Recorder):
     ) -> ProfileMeasured:
         """Where the round's time went. Saving comes after a round and counts for the next."""
         steps, duration_s = sum(episode.num_epochs for episode in episodes), summary.duration_s
-        health, has_workers = self._hub.health(), self._parts.pool.kind == "process"
+        health, has_workers = self._hub.health(), self._parts.pool.kind != "inline"
         writer_ms, self._writer_ms = health.writer_cpu_ms - self._writer_ms, health.writer_cpu_ms
         samples, timed = steps * len(self._parts.data.train), duration_s > 0.0
         return ProfileMeasured(

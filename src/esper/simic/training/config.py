@@ -30,11 +30,13 @@ from esper.simic.agent.config import (
 from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
+from esper.tolaria.kinds import WORKER_KINDS, find_worker_kind, worker_kind_names
 
 LEARNED = "ppo"
 MINIBATCHES = 4
 """Per pass, unless somebody chose another number or there are fewer envs."""
-WORKER_KINDS: tuple[str, ...] = ("auto", "inline", "process")
+AUTO = "auto"
+"""Worker kind: processes where there are several workers on CPUs, inline otherwise."""
 LEVELS: tuple[str, ...] = tuple(level.name.lower() for level in TelemetryLevel)
 MAX_JSON_BYTES = 1 << 20
 CONSOLES: tuple[str, ...] = ("auto", "rich", "plain", "off")
@@ -87,7 +89,7 @@ class TrainingConfig(Hyperparameters):
     workers: int | None = option(
         "worker processes; default: one per core, at most one per env", None, ENVS, group="machine"
     )
-    worker_kind: str = option(f"where hosts run: {', '.join(WORKER_KINDS)}", "auto", group="machine")
+    worker_kind: str = option(f"where hosts run: {', '.join((AUTO, *WORKER_KINDS))}", AUTO, group="machine")
     device: str = option("where hosts are trained, such as cpu or cuda:0,cuda:1", "cpu", group="machine")
     amp: str = option("mixed precision on a GPU: off, auto, bf16 or fp16", "off", group="machine")
 
@@ -130,7 +132,8 @@ class TrainingConfig(Hyperparameters):
 
     def __post_init__(self) -> None:
         Hyperparameters.__post_init__(self)
-        _one_of("worker_kind", self.worker_kind, WORKER_KINDS)
+        if self.worker_kind not in (AUTO, *WORKER_KINDS):
+            _one_of("worker_kind", self.worker_kind, (AUTO, *worker_kind_names()))
         _one_of("level", self.level, LEVELS)
         _one_of("console", self.console, CONSOLES)
         get_mode(self.reward_mode)
@@ -155,8 +158,11 @@ class TrainingConfig(Hyperparameters):
             raise ValueError(
                 f"envs={self.envs} but workers={self.workers}: at most one worker per env. Lower --workers"
             )
-        if self.workers is not None and self.workers > 1 and self.worker_kind == "inline":
-            raise ValueError(f"worker_kind=inline has one worker, got workers={self.workers}. Give --workers 1 with it")
+        one = self.worker_kind != AUTO and not find_worker_kind(self.worker_kind).several
+        if self.workers is not None and self.workers > 1 and one:
+            raise ValueError(
+                f"worker_kind={self.worker_kind} has one worker, got workers={self.workers}. Give --workers 1 with it"
+            )
         if self.controller == LEARNED and self.minibatches is not None and self.minibatches > self.envs:
             raise ValueError(
                 f"envs={self.envs} but minibatches={self.minibatches}: a minibatch holds whole envs. "

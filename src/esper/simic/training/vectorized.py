@@ -46,7 +46,7 @@ from esper.simic.telemetry.decisions import seen_by_policy
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, compute_grad_norm_surrogate
 from esper.simic.telemetry.telemetry_config import Exporter
 from esper.simic.training.calibration import load_or_calibrate, reward_config
-from esper.simic.training.config import LEARNED, TrainingConfig, with_overrides
+from esper.simic.training.config import AUTO, LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
 from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
@@ -54,6 +54,7 @@ from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
 from esper.tamiyo.features import FeatureContext
 from esper.tolaria.batches import SharedBatchIterator
+from esper.tolaria.kinds import find_worker_kind
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.runtime import usable_cores
 
@@ -253,11 +254,12 @@ def open_trainer(
     """
     task, stop = training_task(config), StopSignals() if stop is None else stop
     data = load_task_data(task, data_dir)
-    with scratch_folder() as scratch:
+    kind, workers = worker_plan(config)
+    with scratch_folder() as folder:
+        scratch = folder if find_worker_kind(kind).shares_files else None
         spec = make_worker_spec(
             task, data, scratch=scratch, devices=config.device, amp=config.amp, batches=SharedBatchIterator
         )
-        kind, workers = worker_plan(config)
         with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink) as pool:
             stop.watch(pool.cancel)
             scale = None if saved is None else saved.calibration
@@ -300,14 +302,14 @@ def check_controller(name: str) -> None:
         raise ValueError(f"unknown controller {name!r}. Known: {', '.join((LEARNED, *able))}")
 
 
-def worker_plan(config: TrainingConfig) -> tuple[str, int]:
-    """Kind and number of workers: processes as soon as there are several, one worker here otherwise."""
-    wanted = usable_cores() if config.workers is None else config.workers
-    count = min(wanted, config.envs)
-    if config.worker_kind != "auto":
-        return config.worker_kind, count if config.worker_kind == "process" else 1
-    on_cpu = config.device == "cpu"
-    return ("process", count) if on_cpu and count > 1 else ("inline", 1)
+def worker_plan(config: TrainingConfig) -> tuple[str, int | None]:
+    """Kind and number of workers; None leaves the number to the kind."""
+    if config.worker_kind not in (AUTO, "process"):
+        return config.worker_kind, config.workers
+    count = min(usable_cores() if config.workers is None else config.workers, config.envs)
+    if config.worker_kind == AUTO and (config.device != "cpu" or count == 1):
+        return "inline", None
+    return "process", count
 
 
 def _client(

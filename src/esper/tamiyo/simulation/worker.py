@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from esper.leyline import (
@@ -24,12 +24,18 @@ SILENT: frozenset[TelemetryEventType] = frozenset()
 
 
 class SimulatedWorker:
-    """A `Worker` whose hosts are formulas. Equal seeds and specs give equal bits."""
+    """A `Worker` whose hosts are formulas. Equal seeds and specs give equal bits.
+
+    Args:
+        spec: The world.
+        beat: Called with every step, which has one batch; may raise to stop it.
+    """
 
     protocol_version = PROTOCOL_VERSION
 
-    def __init__(self, spec: SimulationSpec) -> None:
+    def __init__(self, spec: SimulationSpec, beat: Callable[[int | None, int], None] = lambda epoch, batch: None):
         self.spec = spec
+        self._beat = beat
         self.layout, self.lifecycle = spec.layout, spec.lifecycle
         self._envs: dict[int, SimulatedEnv] = {}
         self._taken: dict[int, list[ActionSpec]] = {}
@@ -51,6 +57,7 @@ class SimulatedWorker:
             given = sorted(spec.env_id for spec in specs)
             raise ValueError(f"expected one spec for each of the envs {sorted(self._envs)}, got {given}")
         outcomes = {}
+        self._beat(max((len(taken) for taken in self._taken.values()), default=None), 0)
         for spec in specs:
             outcomes[spec.env_id] = self._envs[spec.env_id].step(spec, wanted)
             self._taken[spec.env_id].append(spec)
