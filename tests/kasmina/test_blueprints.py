@@ -54,7 +54,15 @@ def positions_of(topology: str, size: int) -> int:
 
 def slot_of(topology: str, channels: int, size: int) -> SlotSpec:
     positions = positions_of(topology, size)
-    return SlotSpec(slot_id="r0c0", segment_idx=0, channels=channels, positions=positions, depth_share=0.5)
+    return SlotSpec(
+        slot_id="r0c0",
+        segment_idx=0,
+        channels=channels,
+        positions=positions,
+        depth_share=0.5,
+        mixing_before=None,
+        mixing_after=None,
+    )
 
 
 def features(topology: str, channels: int, size: int, rectified: bool, generator: torch.Generator) -> Tensor:

@@ -26,7 +26,9 @@ from tests.growing import TOPOLOGIES, bits, draw, loss_of, make_batches, module_
 PYDOC = {"vocab": 256, "dim": 32, "heads": 4, "layers": 2, "ff": 2, "context": 64}
 
 
-def cnn_spec(channels: list[int], kernel: int = 3, in_channels: int = 1, pool: list[bool] | None = None) -> HostSpec:
+def cnn_spec(
+    channels: list[int], kernel: int | list[int] = 3, in_channels: int = 1, pool: list[bool] | None = None
+) -> HostSpec:
     kwargs = {
         "in_channels": in_channels,
         "channels": channels,
@@ -86,15 +88,42 @@ def test_target_slots_are_resolved_among_the_enabled_ones() -> None:
         (cnn_spec([8, 8], kernel=1, pool=[True, False]), 194, ["r0c0", "r1c0", "r0c1"]),
         (cnn_spec([4, 8], pool=[True, False]), 438, ["r0c0", "r1c0", "r0c1"]),
         (cnn_spec([8, 16, 32]), 6274, ["r0c0", "r0c1", "r0c2"]),
+        (cnn_spec([4, 8], kernel=[1, 3]), 406, ["r0c0", "r0c1"]),
         (HostSpec(kind="transformer", kwargs=PYDOC), 27392, ["r0c0", "r0c1"]),
     ],
-    ids=["digits_mlp", "digits_blind", "digits_conv", "fashion_tiny", "pydoc_lm"],
+    ids=["digits_mlp", "digits_blind", "digits_conv", "fashion_tiny", "mixed_kernels", "pydoc_lm"],
 )
 def test_hosts_of_the_task_table_have_their_sizes_and_slots(spec: HostSpec, params: int, slots: list[str]) -> None:
     host = build_host(spec, draw(0))
     assert sum(p.numel() for p in host.parameters()) == params
     assert list(host.slots) == slots
     assert host.spec == spec
+
+
+def test_kernels_are_one_for_all_blocks_or_one_for_each() -> None:
+    with pytest.raises(ValueError, match="2 blocks, 3 sizes"):
+        build_host(cnn_spec([4, 8], kernel=[1, 3, 3]), draw(0))
+    with pytest.raises(ValueError, match=r"kernel must be odd, got \[1, 2\]"):
+        build_host(cnn_spec([4, 8], kernel=[1, 2]), draw(0))
+
+
+@pytest.mark.parametrize(
+    ("spec", "before", "after"),
+    [
+        (cnn_spec([4, 4, 4], kernel=1), ["none"] * 3, ["none"] * 3),
+        (cnn_spec([4, 4, 4], kernel=3), ["local"] * 3, ["local", "local", "none"]),
+        (cnn_spec([4, 4, 4], kernel=[1, 3, 1]), ["none", "local", "local"], ["local", "none", "none"]),
+        (HostSpec(kind="transformer", kwargs=PYDOC), ["global"] * 2, ["global", "none"]),
+    ],
+    ids=["blind", "sighted", "mixed", "transformer"],
+)
+def test_slots_say_whether_the_host_mixes_positions_before_and_after_them(
+    spec: HostSpec, before: list[str], after: list[str]
+) -> None:
+    sample = torch.zeros(2, 64, dtype=torch.long) if spec.kind == "transformer" else torch.zeros(2, 1, 8, 8)
+    layout = MorphogeneticModel(build_host(spec, draw(0)), sample).layout
+    assert [slot.mixing_before for slot in layout.slots] == before
+    assert [slot.mixing_after for slot in layout.slots] == after
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -90,7 +90,9 @@ def _layout() -> HostLayout:
         )
 
     slots = tuple(
-        SlotSpec(slot_id=name, segment_idx=i, channels=4, positions=1, depth_share=0.5)
+        SlotSpec(
+            slot_id=name, segment_idx=i, channels=4, positions=1, depth_share=0.5, mixing_before=None, mixing_after=None
+        )
         for i, name in enumerate(("r0c9", "r0c10"))
     )
     cards = tuple(tuple(card(name, 10 * s + b) for b, name in enumerate(("x", "y"))) for s in range(2))

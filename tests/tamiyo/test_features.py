@@ -14,12 +14,14 @@ from esper.leyline import EpochReport, GovernorState, LifecycleOp, SeedStage
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
+    OFFER_COLUMNS,
     SLOT_COLUMNS,
     Column,
     EnvView,
     FeatureContext,
     card_rows,
     global_row,
+    offer_rows,
     slot_rows,
     symlog,
 )
@@ -29,7 +31,13 @@ from tests.fakes import Step, act_on, germinate, play, random_chooser, script_ch
 
 
 def context(spec: SimulationSpec) -> FeatureContext:
-    return FeatureContext(layout=spec.layout, lifecycle=spec.lifecycle, num_classes=spec.num_classes)
+    return FeatureContext(
+        layout=spec.layout,
+        lifecycle=spec.lifecycle,
+        num_classes=spec.num_classes,
+        train_rows=640,
+        steps_per_epoch=10,
+    )
 
 
 def view(spec: SimulationSpec, step: Step) -> EnvView:
@@ -224,6 +232,12 @@ def test_every_number_of_a_report_stands_in_its_own_column() -> None:
         "committed_minus_current": -0.2,
         "size_log2": math.log2(1.5),
         "budget_left_share": 0.25,
+        "budget_log2": 1.0,
+        "host_params_log2": math.log2(1000),
+        "classes_log2": math.log2(10),
+        "train_rows_log2": math.log2(640),
+        "steps_per_epoch_log2": math.log2(10),
+        "horizon_log2": math.log2(10),
         "live_share": 1.0 / spec.lifecycle.max_live,
         "empty_slots_share": 2.0 / 3.0,
         "last_op_wait": 1.0,
@@ -255,18 +269,21 @@ def test_every_number_of_a_slot_stands_in_its_own_column() -> None:
         "depth_share": 0.125,
         "channels_log2": 5.0,
         "positions_log2": 6.0,
+        "host_mixing_before_local": 1.0,
+        "host_mixing_after_global": 1.0,
     }
     env_view = told(spec)
     layout = env_view.context.layout
     card = replace(layout.card("r0c0", "good"), macs_ratio=0.25, mixing="global", nonlinear=False)
-    place = replace(layout.slots[0], depth_share=0.125, channels=32, positions=64)
+    place = replace(layout.slots[0], depth_share=0.125, channels=32, positions=64, mixing_before="local")
+    place = replace(place, mixing_after="global")
     layout = replace(
         layout,
         slots=(place, *layout.slots[1:]),
         cards=(tuple(card if c.blueprint == "good" else c for c in layout.cards[0]), *layout.cards[1:]),
     )
     env_view = replace(env_view, context=replace(env_view.context, layout=layout))
-    assert slot_named(env_view, 0) == pytest.approx(with_flags(SLOT_COLUMNS, expected, set()))
+    assert slot_named(env_view, 0) == pytest.approx(with_flags(SLOT_COLUMNS, expected, {"largest_seed"}))
     shown = named(CARD_COLUMNS, card_rows(layout)[0][layout.blueprints.index("good")])
     assert shown == pytest.approx(
         with_flags(
@@ -304,13 +321,15 @@ def test_suspicion_is_seen() -> None:
     assert global_named(view(spec, suspect))["governor_suspect"] == 1.0
 
 
-def test_the_observation_has_no_scale_of_the_host() -> None:
+def test_the_observation_has_no_scale_of_the_host_but_in_the_column_that_says_it() -> None:
     """Ten times the parameters: the same shares, the same row."""
     small = world()
     blueprints = tuple(replace(blueprint, params=5000) for blueprint in small.blueprints)
     large = replace(small, host_params=10_000, blueprints=blueprints)
     for one, ten in zip(play(small, script_chooser(KEEP)), play(large, script_chooser(KEEP)), strict=True):
-        assert global_row(view(small, one)) == pytest.approx(global_row(view(large, ten)))
+        rows = [global_named(view(spec, step)) for spec, step in ((small, one), (large, ten))]
+        assert rows[1].pop("host_params_log2") - rows[0].pop("host_params_log2") == pytest.approx(math.log2(10))
+        assert rows[0] == pytest.approx(rows[1])
         assert slot_rows(view(small, one)) == tuple(pytest.approx(row) for row in slot_rows(view(large, ten)))
 
 
@@ -358,7 +377,8 @@ def test_the_observation_has_no_scale_of_time_or_task() -> None:
         previous=slower(previous),
         context=replace(env_view.context, num_classes=100),
     )
-    assert global_named(other) == pytest.approx(global_named(env_view))
+    of_the_task = {"classes_log2": math.log2(100), "horizon_log2": math.log2(20)}
+    assert global_named(other) == pytest.approx(global_named(env_view) | of_the_task)
     of_the_ramp = {"epochs_in_stage_share": 0.1}
     assert slot_named(other, 0) == pytest.approx(slot_named(env_view, 0) | of_the_ramp)
 
@@ -372,6 +392,35 @@ def test_cards_are_rows_per_slot_and_blueprint() -> None:
     assert card["params"] == pytest.approx(math.log1p(0.5))
     assert card["mixing_local"] == card["nonlinear"] == card["fits"] == 1.0
     assert card["mixing_none"] == card["mixing_global"] == 0.0
+
+
+def offers(env_view: EnvView) -> list[dict[str, float]]:
+    """What the blueprints of the last slot would take of the room left."""
+    return [named(OFFER_COLUMNS, row) for row in offer_rows(env_view)[-1]]
+
+
+def test_offers_say_what_share_of_the_room_left_a_seed_would_take() -> None:
+    spec = world()
+    before = offers(view(spec, play(spec, script_chooser(KEEP))[0]))
+    assert all(set(offer.values()) == {0.0} for offer in before), "without a budget there is no room to share"
+    spec = replace(spec, lifecycle=replace(spec.lifecycle, param_budget=3000))
+    steps = play(spec, script_chooser(KEEP))
+    costs = [card.max_params for card in spec.layout.cards[-1]]
+    for env_view, room in ((reset_view(spec, steps[0]), 2000), (view(spec, steps[4]), 1500)):
+        for offer, cost in zip(offers(env_view), costs, strict=True):
+            assert offer["room_share"] == pytest.approx(min(1.0, cost / room))
+            assert offer["room_share_log"] == pytest.approx(-math.log2(min(1.0, cost / room)) / 6)
+            assert offer["room_share_measured"] == 1.0
+
+
+def test_a_slot_says_what_may_be_planted_there() -> None:
+    spec = world()
+    steps = play(spec, script_chooser(KEEP))
+    empty, taken = slot_named(view(spec, steps[4]), 1), slot_named(view(spec, steps[4]), 0)
+    legal = [card for card in spec.layout.cards[1] if card.fits]
+    assert empty["largest_seed"] == pytest.approx(math.log1p(max(card.params_ratio for card in legal)))
+    assert empty["may_plant_local"] == float(any(card.mixing == "local" for card in legal)) == 1.0
+    assert taken["largest_seed_measured"] == taken["may_plant_local"] == 0.0
 
 
 @given(st.floats(-1e6, 1e6))

@@ -36,11 +36,13 @@ from esper.leyline import (
 from esper.leyline.files import scratch_folder
 from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, override
+from esper.simic.client import feature_context
 from esper.simic.training.env_factory import make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.schedule import ScheduleEntry
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.pool import EnginePool
@@ -131,6 +133,7 @@ class HostRunner(ExitStack):
             raise ValueError(f"--workers must be at least 1, got {workers}")
         super().__init__()
         self._task = task
+        self._train_rows = len(data.train)
         with ExitStack() as stack:
             scratch = stack.enter_context(scratch_folder())
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
@@ -144,6 +147,11 @@ class HostRunner(ExitStack):
     def layout(self) -> HostLayout:
         """The hosts' slots and blueprints."""
         return self._pool.layout
+
+    @property
+    def features(self) -> FeatureContext:
+        """The scale of what a learned policy sees of the hosts."""
+        return feature_context(self._task, self.layout, self._train_rows)
 
     def setting(self, run_seed: int) -> Setting:
         """What a fixed controller knows of the hosts."""

@@ -33,7 +33,6 @@ from esper.runtime.tasks import TaskSpec, count_host_params
 from esper.simic.client import FrozenPolicy
 from esper.simic.run.run_state import LoadedPolicy
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.random_controllers import RATED_OPS
 
 
@@ -130,11 +129,8 @@ class Arena(ExitStack):
 
     def _controller(self, runner: HostRunner, job: Job, run_seed: int) -> PolicyProtocol:
         if job.arm.learned:
-            context = FeatureContext(
-                layout=runner.layout, lifecycle=self._task.lifecycle, num_classes=self._task.num_classes
-            )
             agent = self._evaluation.policies[job.policy_id].agent
-            return FrozenPolicy(agent, context, run_seed=run_seed, greedy=job.arm.name == GREEDY)
+            return FrozenPolicy(agent, runner.features, run_seed=run_seed, greedy=job.arm.name == GREEDY)
         if job.arm.needs_sampled and job.policy_id:
             rates = realised_rates(self._evaluation.store, job.policy_id)
             return make_controller("rate_matched", runner.setting(run_seed), rates=rates)

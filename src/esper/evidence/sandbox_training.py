@@ -107,7 +107,13 @@ class RulePolicy:
 
 def context_of(world: SimulationSpec) -> FeatureContext:
     """The layout and scale of a world, for an agent's features."""
-    return FeatureContext(layout=world.layout, lifecycle=world.lifecycle, num_classes=world.num_classes)
+    return FeatureContext(
+        layout=world.layout,
+        lifecycle=world.lifecycle,
+        num_classes=world.num_classes,
+        train_rows=None,
+        steps_per_epoch=None,
+    )
 
 
 def make_learner(

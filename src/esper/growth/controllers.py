@@ -101,6 +101,12 @@ def _policy(path: Path, setting: Setting, scale: MetricScale, epochs: int) -> Ch
             stacklevel=2,
         )
         return _rule(DEFAULT_RULE, setting, epochs, {})
-    context = FeatureContext(layout=setting.layout, lifecycle=setting.lifecycle, num_classes=scale.classes)
+    context = FeatureContext(
+        layout=setting.layout,
+        lifecycle=setting.lifecycle,
+        num_classes=scale.classes,
+        train_rows=None,
+        steps_per_epoch=None,
+    )
     policy = FrozenPolicy(loaded.agent, context, run_seed=setting.run_seed, greedy=True)
     return Chosen(policy=policy, name=str(path), needs_every_coalition=True)

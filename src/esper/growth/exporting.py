@@ -210,6 +210,8 @@ def _regrow(
         channels=site.channels,
         positions=site.positions,
         depth_share=site.depth_share,
+        mixing_before=None,
+        mixing_after=None,
     )
     slot = SiteSlot(site, spec, DEFAULT_LIFECYCLE)
     slot.train(module.training)

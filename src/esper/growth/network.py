@@ -15,15 +15,22 @@ from torch import Tensor, nn
 from esper.growth.sites import Forward, Sites
 from esper.growth.slot import SiteSlot, extend_output
 from esper.growth.structure import first_rows, num_rows, pick, tensors
-from esper.growth.tracing import SLOT
+from esper.growth.tracing import SLOT, Call, trace
 from esper.kasmina import GrowingNetwork, blueprints_for
 from esper.kasmina.layers import evaluating
-from esper.kasmina.layout import count_macs, make_layout
+from esper.kasmina.layout import count_macs, make_layout, mixing_of, strongest_mixing
 from esper.kasmina.network import SeedOptimizer
 from esper.kasmina.slot import SeedSlot
 from esper.leyline import LifecycleConfig, SeedStage, SlotSpec
 
 SAMPLE_ROWS = 2
+
+
+def _mixing_around(name: str, calls: Sequence[Call]) -> tuple[str, str]:
+    """Strongest mixing of positions by what runs before a submodule's output is ready, and by what runs after it."""
+    end = next(call.end for call in calls if call.name == name)
+    before = strongest_mixing(mixing_of(call.module) for call in calls if call.end <= end)
+    return before, strongest_mixing(mixing_of(call.module) for call in calls if call.start > end)
 
 
 class AttachedNetwork(GrowingNetwork):
@@ -62,6 +69,9 @@ class AttachedNetwork(GrowingNetwork):
         self._optimizer: SeedOptimizer | None = None
         self._forward = forward
         self._host = dict(model.named_parameters())
+        with evaluating(model):
+            calls = trace(model, self.run_sample)
+        mixing = [_mixing_around(site.name, calls) for site in sites.chosen]
         specs = [
             SlotSpec(
                 slot_id=f"r0c{position}",
@@ -69,6 +79,8 @@ class AttachedNetwork(GrowingNetwork):
                 channels=site.channels,
                 positions=site.positions,
                 depth_share=site.depth_share,
+                mixing_before=mixing[position][0],
+                mixing_after=mixing[position][1],
             )
             for position, site in enumerate(sites.chosen)
         ]

@@ -137,8 +137,9 @@ class SpatialMean(nn.Module):
 class CNNHost(Host):
     """Blocks of convolution, batch norm and ReLU, each followed by 2x2 max pooling where asked, then a linear head.
 
-    Slots: `r0c{i}` after block i, `r1c{i}` after its pool. With kernel 1 it is blind: no block sees a pixel's
-    neighbours. Batch norm stays because group norm and no norm both measured worse on these sizes.
+    Slots: `r0c{i}` after block i, `r1c{i}` after its pool. `kernel` is one size for all blocks, or one for each. With
+    kernel 1 it is blind: no block sees a pixel's neighbours. Batch norm stays because group norm and no norm both
+    measured worse on these sizes.
     """
 
     def __init__(
@@ -146,14 +147,17 @@ class CNNHost(Host):
         *,
         in_channels: int,
         channels: Sequence[int],
-        kernel: int,
+        kernel: int | Sequence[int],
         pool: Sequence[bool],
         classes: int,
         generator: torch.Generator,
     ) -> None:
         if len(pool) != len(channels) or not channels:
             raise ValueError(f"pool needs one entry per block: {len(channels)} blocks, {len(pool)} entries")
-        if kernel % 2 == 0:
+        kernels = [kernel] * len(channels) if isinstance(kernel, int) else list(kernel)
+        if len(kernels) != len(channels):
+            raise ValueError(f"kernel needs one size, or one per block: {len(channels)} blocks, {len(kernels)} sizes")
+        if any(size % 2 == 0 for size in kernels):
             raise ValueError(f"kernel must be odd, got {kernel}: an even one cannot keep the size of the image")
         segments: list[nn.Module] = []
         slots: dict[str, int] = {}
@@ -161,7 +165,7 @@ class CNNHost(Host):
         for column, (size, pooled) in enumerate(zip(channels, pool, strict=True)):
             entry = [ImageInput(in_channels)] if column == 0 else []
             segments.append(
-                nn.Sequential(*entry, conv2d(width, size, kernel, generator), nn.BatchNorm2d(size), nn.ReLU())
+                nn.Sequential(*entry, conv2d(width, size, kernels[column], generator), nn.BatchNorm2d(size), nn.ReLU())
             )
             slots[f"r0c{column}"] = len(segments) - 1
             if pooled:
@@ -172,7 +176,7 @@ class CNNHost(Host):
         kwargs = {
             "in_channels": in_channels,
             "channels": list(channels),
-            "kernel": kernel,
+            "kernel": kernel if isinstance(kernel, int) else kernels,
             "pool": list(pool),
             "classes": classes,
         }

@@ -9,10 +9,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import BLUEPRINTS
-from esper.kasmina.hosts import CHANNEL_AXIS, Host
+from esper.kasmina.hosts import CHANNEL_AXIS, Host, TransformerBlock
 from esper.kasmina.layers import evaluating
 from esper.kasmina.slot import gate_params
-from esper.leyline import BlueprintCard, HostLayout, SlotSpec
+from esper.leyline import MIXING, BlueprintCard, HostLayout, SlotSpec
 
 MIXED = "mixed"
 """Topology of a network whose slots are of several."""
@@ -32,6 +32,7 @@ def slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotS
             x = segment(x)
             if index in at:
                 channels = x.shape[CHANNEL_AXIS[host.topology]]
+                before, after = host.segments[: index + 1], host.segments[index + 1 :]
                 specs.append(
                     SlotSpec(
                         slot_id=at[index],
@@ -39,9 +40,25 @@ def slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotS
                         channels=channels,
                         positions=x[0].numel() // channels,
                         depth_share=index / (len(host.segments) - 1),
+                        mixing_before=strongest_mixing(mixing_of(part) for part in before.modules()),
+                        mixing_after=strongest_mixing(mixing_of(part) for part in after.modules()),
                     )
                 )
     return tuple(specs)
+
+
+def mixing_of(layer: nn.Module) -> str:
+    """How a layer by itself lets one position see others. Pools do not count: they choose, they weigh nothing."""
+    if "attention" in type(layer).__name__.lower() or isinstance(layer, (TransformerBlock, nn.RNNBase)):
+        return "global"
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and max(layer.kernel_size) > 1:
+        return "local"
+    return "none"
+
+
+def strongest_mixing(kinds: Iterable[str]) -> str:
+    """The kind of MIXING that sees farthest; "none" for no layers."""
+    return max(kinds, key=MIXING.index, default="none")
 
 
 def host_layout(host: Host, sample: Tensor, specs: tuple[SlotSpec, ...], offered: Sequence[str]) -> HostLayout:

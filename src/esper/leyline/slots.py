@@ -47,6 +47,10 @@ class SlotSpec:
     positions: int
     """Values per channel and row: height x width, sequence length, or 1."""
     depth_share: float
+    mixing_before: str | None
+    """Strongest of MIXING among the layers up to here, so what a seed there can already see. None: not known."""
+    mixing_after: str | None
+    """The same of the layers that follow."""
 
 
 @record

@@ -167,7 +167,7 @@ def _grow_task(
     seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=seed)]
     console = plain_console()
     with HostRunner(spec, data) as runner:
-        deciding = _deciding(runner, spec, controller, blueprint, seed)
+        deciding = _deciding(runner, controller, blueprint, seed)
         folder.mkdir(parents=True, exist_ok=True)
         console.print(Text.assemble((spec.name, "bold"), f": {spec.description}"), soft_wrap=True)
         console.print(
@@ -193,15 +193,13 @@ def _grow_task(
     )
 
 
-def _deciding(runner: HostRunner, spec: TaskSpec, controller: str, blueprint: str | None, seed: int) -> PolicyProtocol:
+def _deciding(runner: HostRunner, controller: str, blueprint: str | None, seed: int) -> PolicyProtocol:
     """A rule by its name, or the policy of a trained run by its folder."""
     if Path(controller).is_dir():
         from esper.simic.client import FrozenPolicy
         from esper.simic.run.run_state import load_policy
-        from esper.tamiyo.features import FeatureContext
 
-        context = FeatureContext(layout=runner.layout, lifecycle=spec.lifecycle, num_classes=spec.num_classes)
-        return FrozenPolicy(load_policy(controller).agent, context, run_seed=seed, greedy=True)
+        return FrozenPolicy(load_policy(controller).agent, runner.features, run_seed=seed, greedy=True)
     params: dict[str, Any] = {"blueprint": blueprint} if controller == "schedule" else {}
     return runner.controller(controller, **params)
 

@@ -9,7 +9,7 @@ the same step loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, zip_longest
 
 import torch
@@ -21,11 +21,13 @@ from esper.leyline import (
     ActionSpec,
     EpisodeCompleted,
     EpochReport,
+    HostLayout,
     ModelFileError,
     NumericFailure,
     PolicyProtocol,
     derive_seed,
 )
+from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.advantages import Rollout
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
@@ -39,6 +41,7 @@ from esper.simic.training.episode_rewards import EpisodeRewards, StepReward, pri
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
+    OFFER_COLUMNS,
     SLOT_COLUMNS,
     FeatureContext,
     card_rows,
@@ -53,7 +56,20 @@ def network_shape(blueprints: Sequence[str]) -> NetworkShape:
         slot_columns=tuple(column.name for column in SLOT_COLUMNS),
         slot_normalised=tuple(column.normalised for column in SLOT_COLUMNS),
         card_columns=tuple(column.name for column in CARD_COLUMNS),
+        offer_columns=tuple(column.name for column in OFFER_COLUMNS),
         blueprints=tuple(blueprints),
+    )
+
+
+def feature_context(task: TaskSpec, layout: HostLayout, train_rows: int) -> FeatureContext:
+    """The scale of what a policy sees of a task whose data has so many training rows."""
+    rows = train_rows if task.samples_per_epoch is None else min(train_rows, task.samples_per_epoch)
+    return FeatureContext(
+        layout=layout,
+        lifecycle=task.lifecycle,
+        num_classes=task.num_classes,
+        train_rows=rows,
+        steps_per_epoch=max(1, rows // task.batch_size),
     )
 
 
@@ -66,7 +82,7 @@ def check_columns(shape: NetworkShape) -> None:
         ModelFileError: Names the first difference.
     """
     today = network_shape(shape.blueprints)
-    for name in ("global_columns", "global_normalised", "slot_columns", "slot_normalised", "card_columns"):
+    for name in (entry.name for entry in fields(NetworkShape) if entry.name != "blueprints"):
         for position, (built, now) in enumerate(zip_longest(getattr(shape, name), getattr(today, name))):
             if built != now:
                 raise ModelFileError(

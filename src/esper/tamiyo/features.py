@@ -1,6 +1,6 @@
 """The observation: what a policy sees of one env, as rows of scale-free floats. Knows no tensors and no network.
 
-Three tables say what the columns are, in order; the rows are made from the same tables. A measured quantity has two
+Four tables say what the columns are, in order; the rows are made from the same tables. A measured quantity has two
 columns, its value and a flag; what was not measured reads 0 with flag 0. Values are to be normalised by running
 statistics, flags and one-hots are left alone.
 """
@@ -35,6 +35,9 @@ RECENT_DELTAS = 4
 POINTS = 10.0
 """Contributions are shown in units of this many points."""
 
+SMALLEST_SHARE = 1.0 / 64.0
+"""Seeds that take less than this of the room left are all alike in doublings."""
+
 _UNMEASURED = (0.0, 0.0)
 """Value and flag of a quantity that is not known."""
 
@@ -49,6 +52,9 @@ class FeatureContext:
     lifecycle: LifecycleConfig
     num_classes: int
     """Classes or vocabulary entries: fixes the accuracy and loss of a uniform guess."""
+    train_rows: int | None
+    """Rows that an epoch of training sees; None where nobody knows."""
+    steps_per_epoch: int | None
 
 
 @record
@@ -163,6 +169,21 @@ def _budget_left(view: EnvView) -> float | None:
     return None if budget is None else (budget - view.report.total_params) / budget
 
 
+def _log2(count: int | None) -> float | None:
+    return None if count is None else math.log2(count)
+
+
+def _budget_log2(view: EnvView) -> float | None:
+    budget = view.context.lifecycle.param_budget
+    return None if budget is None else math.log2(budget / view.report.host_params)
+
+
+def _room(view: EnvView) -> int | None:
+    """Parameters that may still be added; None without a budget."""
+    budget = view.context.lifecycle.param_budget
+    return None if budget is None else max(0, budget - view.report.total_params)
+
+
 def _empty_slots(view: EnvView) -> float:
     slots = view.slots
     return sum(slot.stage is SeedStage.DORMANT for slot in slots) / len(slots)
@@ -193,6 +214,12 @@ GLOBAL_FEATURES: tuple[Feature[EnvView], ...] = (
     _measured("committed_minus_current", _committed_minus_current),
     _value("size_log2", lambda v: math.log2(v.report.total_params / v.report.host_params)),
     _measured("budget_left_share", _budget_left),
+    _measured("budget_log2", _budget_log2),
+    _value("host_params_log2", lambda v: math.log2(v.report.host_params)),
+    _value("classes_log2", lambda v: math.log2(v.context.num_classes)),
+    _measured("train_rows_log2", lambda v: _log2(v.context.train_rows)),
+    _measured("steps_per_epoch_log2", lambda v: _log2(v.context.steps_per_epoch)),
+    _value("horizon_log2", lambda v: math.log2(v.signals.horizon)),
     _value("live_share", lambda v: v.report.num_live / v.context.lifecycle.max_live),
     _value("empty_slots_share", _empty_slots),
     *(_flag(f"last_op_{op.name.lower()}", _last_op(op)) for op in OPS),
@@ -230,6 +257,24 @@ def _gate_open(op: LifecycleOp) -> Callable[[SlotView], float]:
     return lambda view: float(view.env.masks.slot_by_op[op][view.position])
 
 
+def _host_mixes(side: str, kind: str) -> Callable[[SlotView], float]:
+    return lambda view: float(getattr(view.spec, f"mixing_{side}") == kind)
+
+
+def _legal_cards(view: SlotView) -> list[BlueprintCard]:
+    cards = view.env.context.layout.cards[view.position]
+    return [card for card, legal in zip(cards, view.env.masks.blueprint_by_slot[view.position], strict=True) if legal]
+
+
+def _may_plant(kind: str) -> Callable[[SlotView], float]:
+    return lambda view: float(any(card.mixing == kind for card in _legal_cards(view)))
+
+
+def _largest_seed(view: SlotView) -> float | None:
+    shares = [card.params_ratio for card in _legal_cards(view)]
+    return math.log1p(max(shares)) if shares else None
+
+
 SLOT_FEATURES: tuple[Feature[SlotView], ...] = (
     *(_flag(f"stage_{stage.name.lower()}", _in_stage(stage)) for stage in SeedStage),
     _value("alpha", lambda v: v.slot.alpha),
@@ -253,6 +298,9 @@ SLOT_FEATURES: tuple[Feature[SlotView], ...] = (
     _value("depth_share", lambda v: v.spec.depth_share),
     _value("channels_log2", lambda v: math.log2(v.spec.channels)),
     _value("positions_log2", lambda v: math.log2(v.spec.positions)),
+    *(_flag(f"host_mixing_{side}_{kind}", _host_mixes(side, kind)) for side in ("before", "after") for kind in MIXING),
+    *(_flag(f"may_plant_{kind}", _may_plant(kind)) for kind in MIXING),
+    _measured("largest_seed", _largest_seed),
 )
 
 
@@ -270,6 +318,12 @@ CARD_FEATURES: tuple[Feature[BlueprintCard], ...] = (
 
 GLOBAL_COLUMNS: tuple[Column, ...] = tuple(column for feature in GLOBAL_FEATURES for column in feature.columns)
 SLOT_COLUMNS: tuple[Column, ...] = tuple(column for feature in SLOT_FEATURES for column in feature.columns)
+OFFER_COLUMNS: tuple[Column, ...] = (
+    Column(name="room_share", normalised=False),
+    Column(name="room_share_log", normalised=False),
+    Column(name="room_share_measured", normalised=False),
+)
+"""Share of the room left in the budget that a seed would take, plain and in doublings from 1 (reads 0) down."""
 CARD_COLUMNS: tuple[Column, ...] = tuple(column for feature in CARD_FEATURES for column in feature.columns)
 
 
@@ -286,6 +340,19 @@ def slot_rows(view: EnvView) -> tuple[tuple[float, ...], ...]:
 def card_rows(layout: HostLayout) -> tuple[tuple[tuple[float, ...], ...], ...]:
     """`[slot][blueprint]` rows by `CARD_COLUMNS`. They never change, so a run needs them once."""
     return tuple(tuple(_row(CARD_FEATURES, card) for card in cards) for cards in layout.cards)
+
+
+def offer_rows(view: EnvView) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """`[slot][blueprint]` rows by `OFFER_COLUMNS`: what changes about a card while a network grows."""
+    room = _room(view)
+    return tuple(tuple(_offer(card, room) for card in cards) for cards in view.context.layout.cards)
+
+
+def _offer(card: BlueprintCard, room: int | None) -> tuple[float, ...]:
+    if room is None or not card.fits:
+        return (0.0,) * len(OFFER_COLUMNS)
+    share = min(1.0, card.max_params / max(1, room))
+    return (share, math.log2(max(share, SMALLEST_SHARE)) / math.log2(SMALLEST_SHARE), 1.0)
 
 
 def _row(features: tuple[Feature[View], ...], view: View) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import log
+from statistics import mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.evidence.sandbox_training import context_of, make_learner, play_episodes
+from esper.leyline import ActionOutcome, EpochReport
 from esper.simic.agent.advantages import Experience, Rollout
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gym import FlatMasks
@@ -20,7 +23,9 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.ppo_update import Losses, UpdateSettings, _head_weights, compute_losses, run_epochs
 from esper.simic.agent.sampling import Exploration
 from esper.simic.agent.tamiyo_inputs import OP
-from tests.simic.agent.rounds import evaluate, learn_from, lived_buffer, play_round, small_agent, small_world
+from esper.simic.client import FrozenPolicy
+from tests.fakes import seeds
+from tests.simic.agent.rounds import evaluate, learn, learn_from, lived_buffer, play_round, small_agent, small_world
 
 # ---- a policy that is a table: one step of two envs, two heads of two choices
 
@@ -298,6 +303,29 @@ def test_returns_are_discounted_by_the_agents_own_gamma() -> None:
 
 
 # ---- the habit an agent is born with
+
+
+def delivered(before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
+    """Only what was kept counts, and only at the end: keeping early and keeping late earn the same."""
+    assert after.committed_accuracy_pct is not None
+    return after.committed_accuracy_pct / 10.0 if after.terminal else 0.0
+
+
+@pytest.mark.parametrize("run_seed", [1, 2])
+def test_where_keeping_can_wait_the_most_likely_choice_still_keeps(run_seed: int) -> None:
+    """With no preference for keeping, run seed 1 ends at 6.4 greedy and 7.7 sampled."""
+    spec = small_world(1, horizon=14)
+    agent = small_agent(spec, run_seed, lr=1e-3, schedule_steps=12 * 8 * 14)
+    learner = make_learner(spec, agent, delivered, run_seed=run_seed)
+    for episode in range(12):
+        play_episodes(spec, learner, delivered, seeds(8, episode, run_seed))
+        learn(learner)
+
+    def mean_return(greedy: bool) -> float:
+        policy = FrozenPolicy(agent, context_of(spec), run_seed=run_seed, greedy=greedy)
+        return mean(e.total for e in play_episodes(spec, policy, delivered, seeds(16, 1000, run_seed)))
+
+    assert mean_return(greedy=True) >= mean_return(greedy=False) - 0.05
 
 
 def test_the_first_policy_is_the_prior_over_what_is_legal_and_is_not_pulled_away() -> None:

@@ -50,7 +50,8 @@ def _permuted(inputs: TamiyoInputs, order: Tensor) -> TamiyoInputs:
         blend_NL=inputs.masks.blend_NL,
     )
     cards = Cards(rows_SPC=inputs.cards.rows_SPC[order], blueprint_ids_P=inputs.cards.blueprint_ids_P)
-    return replace(inputs, slot_obs_TNSF=inputs.slot_obs_TNSF[:, :, order], masks=masks, cards=cards)
+    slots, offers = inputs.slot_obs_TNSF[:, :, order], inputs.offers_TNSPK[:, :, order]
+    return replace(inputs, slot_obs_TNSF=slots, offers_TNSPK=offers, masks=masks, cards=cards)
 
 
 def _with_a_slot_more(inputs: TamiyoInputs, like: int) -> TamiyoInputs:
@@ -68,8 +69,8 @@ def test_an_empty_slot_more_changes_nothing_but_the_pools() -> None:
     learn(play_round(agent, spec))
     inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
     three, four = agent.network(inputs), agent.network(_with_a_slot_more(inputs, like=1))
-    old_trunk_BW, old_slots_BSE, _ = three.logits_fn.args  # type: ignore[attr-defined]
-    trunk_BW, slots_BSE, cards_SPE = four.logits_fn.args  # type: ignore[attr-defined]
+    old_trunk_BW, old_slots_BSE, _, _ = three.logits_fn.args  # type: ignore[attr-defined]
+    trunk_BW, slots_BSE, cards_SPE, offers_BSPK = four.logits_fn.args  # type: ignore[attr-defined]
     assert torch.allclose(slots_BSE[:, :3], old_slots_BSE, atol=1e-6)
     assert not torch.equal(trunk_BW, old_trunk_BW), "the pools see it"
     actions = torch.zeros(len(trunk_BW), 4, dtype=torch.long)
@@ -78,7 +79,7 @@ def test_an_empty_slot_more_changes_nothing_but_the_pools() -> None:
         actions[:, SLOT] = slot
         for head in (OP, SLOT, BLUEPRINT, BLEND):
             before = three.logits_fn(head, actions)
-            after = agent.network._logits(old_trunk_BW, slots_BSE, cards_SPE, head, actions)
+            after = agent.network._logits(old_trunk_BW, slots_BSE, cards_SPE, offers_BSPK, head, actions)
             assert torch.allclose(after[:, : before.shape[1]], before, atol=1e-6)
 
 
@@ -137,6 +138,25 @@ def test_values_are_normalised_and_flags_stay_what_they_are() -> None:
     flags = [[column.normalised for column in columns] for columns in (GLOBAL_COLUMNS, SLOT_COLUMNS)]
     assert [network.obs_norm.normalised.tolist(), network.slot_norm.normalised.tolist()] == flags
     assert all(0 < sum(own) < len(own) for own in flags)
+
+
+def test_a_value_that_never_changed_in_training_reads_zero_on_any_host() -> None:
+    norm = ColumnNorm((True, True))
+    norm.stats.update(torch.tensor([[9.97, 1.0], [9.97, 2.0], [9.97, 4.0]]))
+    assert norm(torch.tensor([14.0, 2.0]))[0].item() == 0.0
+    assert norm(torch.tensor([9.97, 9.0]))[1].item() > 1.0
+
+
+def test_the_share_of_the_room_left_decides_between_blueprints() -> None:
+    spec = small_world()
+    agent = small_agent(spec)
+    inputs = lived_buffer(agent, spec, envs=4).rollout().inputs
+    offers = torch.rand(inputs.offers_TNSPK.shape, generator=torch.Generator().manual_seed(0))
+    actions = torch.zeros(inputs.obs_TND.shape[0] * 4, 4, dtype=torch.long)
+    plain, offered = agent.network(inputs), agent.network(replace(inputs, offers_TNSPK=offers))
+    assert torch.equal(offered.logits_fn(OP, actions), plain.logits_fn(OP, actions))
+    moved = offered.logits_fn(BLUEPRINT, actions) - plain.logits_fn(BLUEPRINT, actions)
+    assert (moved - moved[:, :1]).abs().max().item() > 1e-4
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 5])

@@ -166,7 +166,10 @@ def test_sample_and_evaluate_agree_bit_for_bit_on_the_same_inputs() -> None:
     for step in range(spec.horizon):
         masks = rollout.inputs.masks.map(lambda mask, step=step: mask[step])  # type: ignore[misc]
         seen = Observation(
-            obs_ND=rollout.inputs.obs_TND[step], slot_obs_NSF=rollout.inputs.slot_obs_TNSF[step], masks=masks
+            obs_ND=rollout.inputs.obs_TND[step],
+            slot_obs_NSF=rollout.inputs.slot_obs_TNSF[step],
+            offers_NSPK=rollout.inputs.offers_TNSPK[step],
+            masks=masks,
         )
         generator = torch.Generator().manual_seed(step)
         uniforms_NH = torch.rand(seen.obs_ND.shape[0], len(HEAD_NAMES), generator=generator)

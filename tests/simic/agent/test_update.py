@@ -154,7 +154,7 @@ def test_the_buffer_gives_back_what_was_written() -> None:
     copy = TamiyoRolloutBuffer.allocate(spec.horizon, _moment(lived), lived.storage.inputs.cards)
     for step in range(spec.horizon):
         copy.write(_row(lived, step))
-    assert len(stored) == 15
+    assert len(stored) == 16
     assert all(torch.equal(a, b) for a, b in zip(_tensors(copy.storage), stored, strict=True))
     assert [a.dtype for a in _tensors(copy.storage)] == [b.dtype for b in stored]
 
@@ -162,7 +162,9 @@ def test_the_buffer_gives_back_what_was_written() -> None:
 def _moment(buffer: TamiyoRolloutBuffer) -> Observation:
     """The first row of a round: every slot is empty, so all that can be done is wait or germinate."""
     seen = buffer.storage.inputs.map(lambda tensor: tensor[0])
-    return Observation(obs_ND=seen.obs_TND, slot_obs_NSF=seen.slot_obs_TNSF, masks=seen.masks)
+    return Observation(
+        obs_ND=seen.obs_TND, slot_obs_NSF=seen.slot_obs_TNSF, offers_NSPK=seen.offers_TNSPK, masks=seen.masks
+    )
 
 
 def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, PolicyOutput]:

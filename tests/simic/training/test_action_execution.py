@@ -143,7 +143,9 @@ def test_indices_outside_their_table_are_refused(pool: EnginePool, changes: dict
 
 
 def test_features_of_all_envs_are_rows_of_one_length(pool: EnginePool) -> None:
-    context = FeatureContext(layout=pool.layout, lifecycle=pool.lifecycle, num_classes=10)
+    context = FeatureContext(
+        layout=pool.layout, lifecycle=pool.lifecycle, num_classes=10, train_rows=None, steps_per_epoch=None
+    )
     start = observe_reset(pool, episode_seeds(7, 3, 3))
     after = execute_actions(pool, [wait(i) for i in range(3)])
     for state, previous in ((start, None), (after, start)):

@@ -9,10 +9,12 @@ from typing import Any
 from esper.leyline import OPS, LifecycleOp, record
 
 DEFAULT_OP_PRIOR: tuple[float, ...] = tuple(
-    {LifecycleOp.ADVANCE: 1.0, LifecycleOp.PRUNE: -2.0}.get(op, 0.0) for op in OPS
+    {LifecycleOp.ADVANCE: 1.0, LifecycleOp.PRUNE: -2.0, LifecycleOp.FOSSILIZE: 1.0}.get(op, 0.0) for op in OPS
 )
-"""Logits of a sensible life: mostly advance, seldom prune. Under a uniform prior random play removes almost every seed
-before it can pay, and then there is nothing to learn from."""
+"""Logits of a sensible life: mostly advance and keep, seldom prune. Under a uniform prior random play removes almost
+every seed before it can pay, and then there is nothing to learn from. Keeping a held seed now or an epoch later earns
+the same; with no preference a sampled policy keeps it sooner or later, and the most likely choice could be to wait for
+ever. So where nothing else is at stake the prior keeps."""
 
 
 @record

@@ -86,5 +86,5 @@ class TamiyoRolloutBuffer:
 
 def _tensors(rollout: Rollout[TamiyoInputs]) -> list[Tensor]:
     inputs, masks = rollout.inputs, rollout.inputs.masks
-    seen = [inputs.obs_TND, inputs.slot_obs_TNSF, masks.op_NO, masks.slot_NOS, masks.blueprint_NSP, masks.blend_NL]
-    return [*seen, *rollout.tensors().values()]
+    legal = [masks.op_NO, masks.slot_NOS, masks.blueprint_NSP, masks.blend_NL]
+    return [inputs.obs_TND, inputs.slot_obs_TNSF, inputs.offers_TNSPK, *legal, *rollout.tensors().values()]

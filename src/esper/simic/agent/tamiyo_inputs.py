@@ -1,7 +1,7 @@
 """Tamiyo's observations and masks as tensors. The rows come from tamiyo's feature tables; this module stacks them."""
 
 # T steps, N envs, B = T x N rows, S slots, P blueprints, O ops, L blends, D global features, F slot features,
-# C card features, H heads
+# C card features, K offer features, H heads
 
 from __future__ import annotations
 
@@ -86,18 +86,21 @@ class Observation:
 
     obs_ND: Tensor
     slot_obs_NSF: Tensor
+    offers_NSPK: Tensor
     masks: TamiyoMasks
 
 
 def make_observation(
     global_rows: Sequence[Sequence[float]],
     slot_rows: Sequence[Sequence[Sequence[float]]],
+    offer_rows: Sequence[Sequence[Sequence[Sequence[float]]]],
     masks: Sequence[ActionMasks],
 ) -> Observation:
     """Stacks the rows and masks of N envs."""
     return Observation(
         obs_ND=torch.tensor(global_rows, dtype=torch.float32),
         slot_obs_NSF=torch.tensor(slot_rows, dtype=torch.float32),
+        offers_NSPK=torch.tensor(offer_rows, dtype=torch.float32),
         masks=TamiyoMasks(
             op_NO=torch.tensor([mask.op for mask in masks]),
             slot_NOS=torch.tensor([mask.slot_by_op for mask in masks]),
@@ -113,6 +116,7 @@ class TamiyoInputs:
 
     obs_TND: Tensor
     slot_obs_TNSF: Tensor
+    offers_TNSPK: Tensor
     masks: TamiyoMasks
     cards: Cards
     state: LSTMState | None
@@ -135,6 +139,7 @@ class TamiyoInputs:
             self,
             obs_TND=change(self.obs_TND),
             slot_obs_TNSF=change(self.slot_obs_TNSF),
+            offers_TNSPK=change(self.offers_TNSPK),
             masks=self.masks.map(change),
         )
 
@@ -144,6 +149,7 @@ def one_step(observation: Observation, cards: Cards, state: LSTMState | None) ->
     return TamiyoInputs(
         obs_TND=observation.obs_ND[None],
         slot_obs_TNSF=observation.slot_obs_NSF[None],
+        offers_TNSPK=observation.offers_NSPK[None],
         masks=observation.masks.map(lambda mask: mask[None]),
         cards=cards,
         state=state,

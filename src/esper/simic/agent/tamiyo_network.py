@@ -5,7 +5,7 @@ It knows no rules of legality and no meaning of features.
 """
 
 # T steps, N envs, B = T x N rows, S slots, P blueprints, D global features, F slot features, C card features,
-# E encoding, W width, H heads
+# K offer features, E encoding, W width, H heads
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from esper.simic.control.normalization import RunningMeanStd
 
 ENCODING = 64
 EMBEDDING = 16
+CONSTANT = 1e-12
+"""Variance of a column that never changed, up to rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +44,16 @@ class NetworkShape:
     slot_columns: tuple[str, ...]
     slot_normalised: tuple[bool, ...]
     card_columns: tuple[str, ...]
+    offer_columns: tuple[str, ...]
     blueprints: tuple[str, ...]
     """Blueprints with an embedding of their own. Others are judged by their card alone."""
 
 
 class ColumnNorm(nn.Module):
-    """Normalises the columns that carry values and leaves flags and one-hots alone."""
+    """Normalises the columns that carry values and leaves flags and one-hots alone.
+
+    A value that was the same in all of training has taught nothing. It reads 0 on every host, not as a huge deviation.
+    """
 
     normalised: Tensor
 
@@ -58,7 +64,8 @@ class ColumnNorm(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows of any leading shape."""
-        return torch.where(self.normalised, self.stats(rows), rows)
+        taught = torch.where(self.stats.var > CONSTANT, self.stats(rows), 0.0)
+        return torch.where(self.normalised, taught, rows)
 
     def deviations(self, rows: Tensor) -> Tensor:
         """Distance from the mean in standard deviations, without a limit; 0 in columns that are left alone."""
@@ -89,6 +96,7 @@ class TamiyoNetwork(nn.Module):
         self.slot_key = empty_linear(ENCODING, ENCODING)
         self.blueprint_embedding = nn.Parameter(torch.empty(len(shape.blueprints), EMBEDDING))
         self.card_encoder = empty_linear(num_card + EMBEDDING, ENCODING)
+        self.offer_encoder = empty_linear(len(shape.offer_columns), ENCODING)
         self.blueprint_context = empty_linear(width + ENCODING, ENCODING)
         self.blueprint_score = nn.Sequential(nn.SiLU(), empty_linear(ENCODING, 1))
         self.blend_head = nn.Sequential(
@@ -118,7 +126,13 @@ class TamiyoNetwork(nn.Module):
         memory_TNW, state = unroll(self.memory, trunk_TNW, state, inputs.starts_TN)
         trunk_BW = (trunk_TNW + memory_TNW).flatten(0, 1)
         return ForwardPass(
-            logits_fn=partial(self._logits, trunk_BW, slots_TNSE.flatten(0, 1), self._encode_cards(inputs.cards)),
+            logits_fn=partial(
+                self._logits,
+                trunk_BW,
+                slots_TNSE.flatten(0, 1),
+                self._encode_cards(inputs.cards),
+                inputs.offers_TNSPK.flatten(0, 1),
+            ),
             masks=inputs.masks.map(lambda mask: mask.flatten(0, 1)),
             values_B=self.value(trunk_BW),
             memory_TNW=memory_TNW,
@@ -129,7 +143,11 @@ class TamiyoNetwork(nn.Module):
         """The weights that serve one head alone, in storage order."""
         return {
             "slot": [*self.slot_query.parameters(), *self.slot_key.parameters()],
-            "blueprint": [*self.blueprint_context.parameters(), *self.blueprint_score.parameters()],
+            "blueprint": [
+                *self.offer_encoder.parameters(),
+                *self.blueprint_context.parameters(),
+                *self.blueprint_score.parameters(),
+            ],
             "blend": [*self.blend_head.parameters()],
             "op": [*self.op_head.parameters()],
         }
@@ -142,7 +160,15 @@ class TamiyoNetwork(nn.Module):
         encoded: Tensor = self.card_encoder(rows_SPC)
         return encoded
 
-    def _logits(self, trunk_BW: Tensor, slots_BSE: Tensor, cards_SPE: Tensor, head: int, actions_BH: Tensor) -> Tensor:
+    def _logits(
+        self,
+        trunk_BW: Tensor,
+        slots_BSE: Tensor,
+        cards_SPE: Tensor,
+        offers_BSPK: Tensor,
+        head: int,
+        actions_BH: Tensor,
+    ) -> Tensor:
         logits: Tensor
         slots_B = actions_BH[:, SLOT]
         if head == OP:
@@ -154,7 +180,8 @@ class TamiyoNetwork(nn.Module):
         elif head == BLUEPRINT:
             rows_B = torch.arange(len(slots_B), device=slots_B.device)
             context_BE = self.blueprint_context(torch.cat([trunk_BW, slots_BSE[rows_B, slots_B]], dim=-1))
-            logits = self.blueprint_score(context_BE[:, None] + cards_SPE[slots_B])[:, :, 0]
+            offers_BPE = self.offer_encoder(offers_BSPK[rows_B, slots_B])
+            logits = self.blueprint_score(context_BE[:, None] + cards_SPE[slots_B] + offers_BPE)[:, :, 0]
         else:
             assert head == BLEND, f"no scorer for head {head}"
             card_BE = cards_SPE[slots_B, actions_BH[:, BLUEPRINT]]

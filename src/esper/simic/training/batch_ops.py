@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.leyline import ActionExecutionResult, GradientEvidence
 from esper.simic.agent.tamiyo_inputs import Observation, make_observation
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.tamiyo.features import EnvView, FeatureContext, global_row, slot_rows
+from esper.tamiyo.features import EnvView, FeatureContext, global_row, offer_rows, slot_rows
 from esper.tolaria.batches import Batch
 from esper.tolaria.runtime import LossScaler
 
@@ -97,5 +97,8 @@ def batch_signals_to_features(
         for i, (report, signals, slots) in enumerate(seen)
     ]
     return make_observation(
-        [global_row(view) for view in views], [slot_rows(view) for view in views], state.post_action_masks
+        [global_row(view) for view in views],
+        [slot_rows(view) for view in views],
+        [offer_rows(view) for view in views],
+        state.post_action_masks,
     )

@@ -26,7 +26,7 @@ from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
 from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
+from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, feature_context, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
@@ -52,7 +52,6 @@ from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
 from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
-from esper.tamiyo.features import FeatureContext
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.kinds import find_worker_kind
 from esper.tolaria.pool import EnginePool
@@ -265,7 +264,7 @@ def open_trainer(
             scale = None if saved is None else saved.calibration
             if saved is None and config.calibration_runs:
                 scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache)
-            client = _client(config, task, pool.layout, scale, saved)
+            client = _client(config, task, pool.layout, len(data.train), scale, saved)
             parts = RunParts(
                 config=config,
                 task=task,
@@ -316,6 +315,7 @@ def _client(
     config: TrainingConfig,
     task: TaskSpec,
     layout: HostLayout,
+    train_rows: int,
     scale: Calibration | None,
     saved: RunState | None,
 ) -> SimicClient | FixedClient:
@@ -340,5 +340,5 @@ def _client(
         assert saved.reward_scale is not None
         agent = saved.agent
         scaling.load_state_dict(saved.reward_scale)
-    context = FeatureContext(layout=layout, lifecycle=task.lifecycle, num_classes=task.num_classes)
+    context = feature_context(task, layout, train_rows)
     return SimicClient(agent, context, rewards, scaling, horizon=task.horizon, run_seed=config.seed)

@@ -132,7 +132,15 @@ class SimulationSpec:
         """The world as controllers see it."""
         count = len(self.slot_ids)
         slots = tuple(
-            SlotSpec(slot_id=slot_id, segment_idx=i, channels=8, positions=16, depth_share=(i + 1) / (count + 1))
+            SlotSpec(
+                slot_id=slot_id,
+                segment_idx=i,
+                channels=8,
+                positions=16,
+                depth_share=(i + 1) / (count + 1),
+                mixing_before="none",
+                mixing_after="none",
+            )
             for i, slot_id in enumerate(self.slot_ids)
         )
         cards = tuple(self._card(blueprint) for blueprint in self.blueprints)
