@@ -54,6 +54,7 @@ bench: $(VENV)/.ready  ## measure speed beside plain PyTorch; figures also as JS
 	$(BIN)/esper bench engine --task digits_mlp --out runs/bench-engine-mlp.json
 	$(BIN)/esper bench engine --task digits_conv --out runs/bench-engine-cnn.json
 	$(BIN)/esper bench coalitions --out runs/bench-coalitions.json
+	$(BIN)/esper bench grow --out runs/bench-grow.json
 	$(BIN)/esper bench ppo --out runs/bench-ppo.json
 	$(BIN)/esper bench telemetry --out runs/bench-telemetry.json
 

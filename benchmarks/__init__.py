@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from benchmarks.coalitions import bench_coalitions_command
 from benchmarks.engine import bench_engine_command
+from benchmarks.grow import bench_grow_command
 from benchmarks.ppo import bench_ppo_command
 from benchmarks.telemetry import bench_telemetry_command
 from benchmarks.viewers import bench_viewers_command
@@ -16,6 +17,7 @@ from benchmarks.viewers import bench_viewers_command
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,
     "coalitions": bench_coalitions_command,
+    "grow": bench_grow_command,
     "ppo": bench_ppo_command,
     "telemetry": bench_telemetry_command,
     "viewers": bench_viewers_command,

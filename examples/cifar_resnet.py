@@ -31,15 +31,20 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(h)) + self.skip(x))
 
 
-class ResNet(nn.Module):
-    """One block per stage, eight layers in all."""
+def stage(channels: int, out: int, stride: int, blocks: int) -> nn.Module:
+    """Blocks of the same width, the first of which shrinks the image."""
+    return nn.Sequential(Block(channels, out, stride), *(Block(out, out, 1) for _ in range(blocks - 1)))
 
-    def __init__(self, width: int) -> None:
+
+class ResNet(nn.Module):
+    """Three stages: with one block in each it has eight layers, with three it has twenty."""
+
+    def __init__(self, width: int, blocks: int = 1) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-        self.layer1 = nn.Sequential(Block(width, width, 1))
-        self.layer2 = nn.Sequential(Block(width, 2 * width, 2))
-        self.layer3 = nn.Sequential(Block(2 * width, 4 * width, 2))
+        self.layer1 = stage(width, width, 1, blocks)
+        self.layer2 = stage(width, 2 * width, 2, blocks)
+        self.layer3 = stage(2 * width, 4 * width, 2, blocks)
         self.head = nn.Linear(4 * width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
