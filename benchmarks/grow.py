@@ -38,7 +38,7 @@ def bench_grow_command(
 
     Two ResNets on images and a GPT-2 on tokens (extra `hf`), three sites each, one thread. A step is forward, backward,
     clipping and AdamW. The share of multiply-accumulates says what seeds of that size would cost inside any model: in
-    ResNet-8 three convolutions are a third of the whole.
+    ResNet-8 three convolutions are more than half of what the model itself has.
     """
     import torch
 

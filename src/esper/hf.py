@@ -94,13 +94,12 @@ class GrowCallback(GrowingCallback, TrainerCallback):  # type: ignore[misc]
             )
         if not self._hooks:  # added after the trainer was made
             self._hooks.append(let_seeds_wait(model))
-        inner = getattr(optimizer, "optimizer", optimizer)
         grower = self.begin(
             model,
             train_dataloader,
             eval_dataloader,
-            [inner],
-            [] if lr_scheduler is None else [getattr(lr_scheduler, "scheduler", lr_scheduler)],
+            [optimizer],
+            [] if lr_scheduler is None else [lr_scheduler],
             epochs=int(state.num_train_epochs),
             scaler=getattr(optimizer, "scaler", None),
             state=self._saved(args, state),

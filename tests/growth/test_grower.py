@@ -17,6 +17,7 @@ from esper.growth.state import capture
 from esper.leyline import ActionExecutionResult, ActionSpec, ModelFileError, SeedStage, wait
 from esper.tamiyo.controllers import CONTROLLERS, runs_by_name
 from tests.growth.loops import EPOCHS, make_grower, run, train_epoch
+from tests.growth.seeds import EAGER
 from tests.growth.test_optimizers import assert_same_state
 from tests.growth.test_sites import fingerprint
 from tests.growth.test_slots import host_bits
@@ -358,6 +359,36 @@ def test_a_state_of_another_run_is_refused_and_changes_nothing() -> None:
         grower.load_state_dict(state)
 
 
+# ---- with other tools around it
+
+
+def test_wrapped_optimizers_of_accelerate_are_seen_through() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="needs the hf extra")
+    plain = run(MLP, make_grower(MLP))
+    model = MLP.model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    model, optimizer, scheduler = accelerate.Accelerator(cpu=True).prepare(model, optimizer, scheduler)
+    sample, *rest = MLP.batches(3)
+    grower = Grower(
+        model,
+        sample,
+        optimizer,
+        Validation(model, rest),
+        epochs=EPOCHS,
+        controller="schedule",
+        lifecycle=EAGER,
+        scheduler=scheduler,
+    )
+    assert_same_state(everything(run(MLP, grower)), everything(plain))
+
+
+def test_a_compiled_model_grows_to_the_same_bits() -> None:
+    model = MLP.model()
+    model.compile(backend="eager")
+    assert_same_state(everything(run(MLP, make_grower(MLP, model=model))), everything(run(MLP, make_grower(MLP))))
+
+
 # ---- what cannot work
 
 
@@ -406,15 +437,24 @@ def test_what_cannot_work_is_one_sentence_and_leaves_the_model_alone(case: str) 
 def test_models_that_cannot_be_grown_are_refused() -> None:
     batches = MLP.batches(2)
     for model, message in [
-        (nn.DataParallel(MLP.model()), "pass model.module and train that"),
+        (nn.DataParallel(MLP.model()), "DataParallel.*pass model.module and train that"),
         (torch.jit.script(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1))), "scripted model"),
         (nn.ReLU(), "no parameters"),
         (Doubled(), r"no place to grow in Doubled.*called 2 times"),
         ("model", "expected a torch.nn.Module"),
     ]:
         optimizer = torch.optim.SGD(MLP.model().parameters())
+        before = fingerprint(model) if isinstance(model, nn.Module) else None
         with pytest.raises(ValueError, match=message):
             Grower(model, batches[0], optimizer, lambda m: (0.5, 1.0), epochs=8)
+        assert not isinstance(model, nn.Module) or fingerprint(model) == before
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    with pytest.raises(ValueError, match=r"growing in 4 processes is not supported.*train in one process"):
+        make_grower(MLP)
 
 
 def test_a_metric_that_breaks_later_is_named() -> None:

@@ -22,16 +22,24 @@ def check_model(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, nn.DataParallel):
+    if _num_processes() > 1:
         raise ValueError(
-            "DataParallel runs copies of the model that seeds cannot follow; pass model.module and train that"
+            f"growing in {_num_processes()} processes is not supported: seeds would drift apart; train in one process"
+        )
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(
+            f"{type(model).__name__} runs the model in a way that seeds cannot follow; pass model.module and train that"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ValueError("a scripted model cannot change; pass the module it was made from")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise ValueError("pass the module inside DistributedDataParallel (model.module), and train the wrapper")
     if not any(True for _ in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to train")
+
+
+def _num_processes() -> int:
+    """Of this training."""
+    distributed = torch.distributed
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def with_budget(lifecycle: LifecycleConfig, budget: int | None, model: nn.Module) -> LifecycleConfig:

@@ -99,8 +99,9 @@ class Measurer:
         return self.as_measured(dict(zip(order, self._scores(coalitions), strict=True)), slot_ids)
 
     def _scores(self, coalitions: list[frozenset[str]]) -> list[Score]:
-        # Whatever an evaluation draws, training goes on as if nobody had looked.
-        with evaluating(self.network.model), torch.random.fork_rng():
+        # Whatever an evaluation draws, training goes on as if nobody had looked. A compiled model runs uncompiled here,
+        # because every coalition would be compiled anew.
+        with evaluating(self.network.model), torch.random.fork_rng(), torch.compiler.set_stance("force_eager"):
             if isinstance(self._evaluate, Validation):
                 return self._evaluate.score_coalitions(self._passes, coalitions)
             scores = []

@@ -51,8 +51,8 @@ class UserOptimizers:
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.network = network
-        self.optimizers = tuple(optimizers)
-        self.schedulers = tuple(schedulers)
+        self.optimizers = tuple(_inner(optimizer, "optimizer") for optimizer in optimizers)
+        self.schedulers = tuple(_inner(scheduler, "scheduler") for scheduler in schedulers)
         self.scaler = scaler
         self.num_steps = 0
         """Since the epoch began, of all optimizers together."""
@@ -349,6 +349,11 @@ class UserOptimizers:
             clip_norm=self.network.lifecycle.clip_norm,
             finite=self._finite.get(name, True),
         )
+
+
+def _inner(wrapped: Any, name: str) -> Any:
+    """What Accelerate's wrapper holds, or the object itself: hooks and state belong to what steps in the end."""
+    return getattr(wrapped, name) if type(wrapped).__module__.startswith("accelerate.") else wrapped
 
 
 def _takes(optimizer: torch.optim.Optimizer, ndim: int) -> bool:
