@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,onnx,plots,bench,metrics,runs,evidence,watch,serve,docs,lightning,hf,sklearn
+EXTRAS := dev,onnx,plots,gym,bench,metrics,runs,evidence,watch,serve,docs,lightning,hf,sklearn
 # Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
 export OMP_NUM_THREADS := 1
 

@@ -1,7 +1,7 @@
 """The same learner over any Gymnasium vector env: Discrete or MultiDiscrete actions, optional action masks.
 
 Sampling, recurrence, advantages and update are the ones that train Tamiyo; only the network and the way a rollout is
-collected differ. Knows nothing of Esper's hosts. Needs the `bench` extra.
+collected differ. Knows nothing of Esper's hosts. Needs the `gym` extra.
 """
 
 # T steps, N envs, B = T x N rows, D observation, A choices of all heads side by side, H heads, W width

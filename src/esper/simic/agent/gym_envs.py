@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise ImportError(
         "PPO over Gymnasium envs needs gymnasium, which is not installed; install it with: "
-        "pip install 'esper-growth[bench]'"
+        "pip install 'esper-growth[gym]'"
     ) from error
 
 from esper.leyline import NumericFailure
@@ -33,14 +33,16 @@ MaskSource = Callable[[VectorEnv], npt.ArrayLike]
 
 
 def call_action_masks(envs: VectorEnv) -> npt.NDArray[Any]:
-    """Masks of envs that each offer an `action_masks()` method."""
+    """Masks of envs that each offer an `action_masks()` method, or of a vector env that does for all of them."""
     base = envs.unwrapped
-    if not isinstance(base, SyncVectorEnv | AsyncVectorEnv):
+    if isinstance(base, SyncVectorEnv | AsyncVectorEnv):
+        return np.stack([np.asarray(mask) for mask in base.call("action_masks")])
+    if not hasattr(base, "action_masks"):
         raise ValueError(
-            f"expected a SyncVectorEnv or AsyncVectorEnv, whose envs can be asked one by one, got {base}; "
-            "pass a function of your own as masks"
+            f"expected a vector env with action_masks(), or a SyncVectorEnv or AsyncVectorEnv, whose envs can be asked "
+            f"one by one, got {base}; pass a function of your own as masks"
         )
-    return np.stack([np.asarray(mask) for mask in base.call("action_masks")])
+    return np.asarray(base.action_masks())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
