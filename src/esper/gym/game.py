@@ -16,17 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.evidence.sandbox_training import SandboxPricing, build_simulated_worker
+from esper.evidence.sandbox_training import SandboxPricing, context_of
 from esper.evidence.sandboxes import SANDBOXES
 from esper.gym.choices import joint_choices, legal_choices
 from esper.leyline import ActionMasks, ActionOutcome, ActionSpec, EpisodeSeed, EpochReport, wait
 from esper.leyline.files import scratch_folder
 from esper.runtime.tasks import get_task_spec, load_task_data, override
+from esper.simic.client import feature_context
 from esper.simic.rewards import RewardWeights, default_gamma
 from esper.simic.training.action_execution import execute_actions, observe_reset
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import ModePricing, Pricing, StepReward
+from esper.simic.training.simulated import build_simulated_worker
 from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS, EnvView, FeatureContext, global_row, slot_rows
 from esper.tolaria.pool import EnginePool
 
@@ -53,19 +55,19 @@ class Game:
     Args:
         resources: Holds the pool and whatever else has to be closed.
         pool: Where the hosts live.
-        num_classes: Classes or vocabulary entries of the task.
+        context: What gives observations their scale.
         pricing: What a transition is worth.
         gamma: The discount that its terms were made for.
     """
 
     def __init__(
-        self, resources: ExitStack, pool: EnginePool, *, num_classes: int, pricing: Pricing, gamma: float
+        self, resources: ExitStack, pool: EnginePool, context: FeatureContext, *, pricing: Pricing, gamma: float
     ) -> None:
         self._pool, self._pricing = pool, pricing
         self.close = weakref.finalize(self, resources.close)
         """Ends the workers; done by itself when the process ends, or nobody has the game any more."""
         self.gamma = gamma
-        self.context = FeatureContext(layout=pool.layout, lifecycle=pool.lifecycle, num_classes=num_classes)
+        self.context = context
         self.choices = joint_choices([pool.layout])
         self.columns = _columns(pool.layout.slot_ids)
         """Names of the observation's numbers."""
@@ -183,7 +185,8 @@ def open_task(
         scale = load_or_calibrate(pool, task, data, calibration_runs, None) if calibration_runs else None
         gamma = default_gamma(task.horizon)
         pricing = ModePricing(mode=reward_mode, config=reward_config(task, gamma, RewardWeights(), scale))
-        return Game(opening.pop_all(), pool, num_classes=task.num_classes, pricing=pricing, gamma=gamma)
+        context = feature_context(task, pool.layout, len(data.train))
+        return Game(opening.pop_all(), pool, context, pricing=pricing, gamma=gamma)
 
 
 def open_world(name: str) -> Game:
@@ -199,5 +202,4 @@ def open_world(name: str) -> Game:
     with ExitStack() as opening:
         pool = opening.enter_context(EnginePool(build_simulated_worker, sandbox.world))
         pricing = SandboxPricing(sandbox.reward)
-        classes = sandbox.world.num_classes
-        return Game(opening.pop_all(), pool, num_classes=classes, pricing=pricing, gamma=sandbox.config.gamma)
+        return Game(opening.pop_all(), pool, context_of(sandbox.world), pricing=pricing, gamma=sandbox.config.gamma)
