@@ -283,7 +283,9 @@ def test_every_number_of_a_slot_stands_in_its_own_column() -> None:
         cards=(tuple(card if c.blueprint == "good" else c for c in layout.cards[0]), *layout.cards[1:]),
     )
     env_view = replace(env_view, context=replace(env_view.context, layout=layout))
-    assert slot_named(env_view, 0) == pytest.approx(with_flags(SLOT_COLUMNS, expected, {"largest_seed"}))
+    assert slot_named(env_view, 0) == pytest.approx(
+        with_flags(SLOT_COLUMNS, expected, {"largest_seed", "span_source_depth"})
+    )
     shown = named(CARD_COLUMNS, card_rows(layout)[0][layout.blueprints.index("good")])
     assert shown == pytest.approx(
         with_flags(

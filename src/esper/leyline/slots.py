@@ -51,6 +51,8 @@ class SlotSpec:
     """Strongest of MIXING among the layers up to here, so what a seed there can already see. None: not known."""
     mixing_after: str | None
     """The same of the layers that follow."""
+    source_depth_share: float | None = None
+    """Where a span begins, as a share of the depth; None: seeds read the features they extend."""
 
 
 @record

@@ -17,6 +17,7 @@ from pathlib import Path
 from esper.leyline import DataNotFound, record
 from esper.runtime.data import cifar, digits, fashion, text
 from esper.runtime.data.splits import Content, Dataset, OpenContent
+from esper.runtime.data.variants import DataVariant, vary
 
 USUAL_FOLDER = "data"
 """Searched in the current directory when nothing else is said."""
@@ -189,13 +190,20 @@ def find_data(name: str, data_dir: str | Path | None = None) -> DataStatus:
     )
 
 
-def load_dataset(name: str, *, context: int | None = None, data_dir: str | Path | None = None) -> Dataset:
+def load_dataset(
+    name: str,
+    *,
+    context: int | None = None,
+    data_dir: str | Path | None = None,
+    variant: DataVariant | None = None,
+) -> Dataset:
     """Reads a source, checks all of it and returns it with the test split closed.
 
     Args:
         name: A key of SOURCES.
         context: Bytes per window; text sources need it and the others take None.
         data_dir: See `find_data`.
+        variant: What is done to all splits after reading.
 
     Raises:
         DataNotFound: The files are in none of the places searched.
@@ -210,6 +218,8 @@ def load_dataset(name: str, *, context: int | None = None, data_dir: str | Path 
     if status.place is None:
         raise DataNotFound(not_found_message(status))
     reread = partial(source.read, status.place, *(() if context is None else (context,)))
+    if variant is not None:
+        reread = partial(_read_varied, reread, variant)
     content = reread()
     return Dataset(
         **{field.name: getattr(content, field.name) for field in fields(OpenContent)},
@@ -218,6 +228,10 @@ def load_dataset(name: str, *, context: int | None = None, data_dir: str | Path 
         num_test=len(content.test),
         reread=reread,
     )
+
+
+def _read_varied(read: Callable[[], Content], variant: DataVariant) -> Content:
+    return vary(read(), variant)
 
 
 def not_found_message(status: DataStatus) -> str:

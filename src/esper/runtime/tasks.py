@@ -18,6 +18,7 @@ from esper.kasmina.blueprints import blueprints_for, get_blueprint
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.leyline import AUGMENTATIONS, DEFAULT_LIFECYCLE, LifecycleConfig, OptimSpec, SlotConfig, record
 from esper.runtime.data.splits import Dataset, Split, spread
+from esper.runtime.data.variants import DataVariant
 from esper.runtime.datasets import get_source, load_dataset
 
 METRICS: tuple[str, ...] = ("accuracy", "loss")
@@ -36,6 +37,8 @@ class TaskSpec:
     """Blueprint keys offered. None: all of the host's topology but the controls."""
     data: str
     """Data source, a key of `datasets.SOURCES`."""
+    variant: DataVariant | None
+    """What is done to that data first. None: it is used as it is."""
     context: int | None
     """Tokens per row; None for images."""
     num_classes: int
@@ -119,6 +122,7 @@ _DIGITS_MLP = TaskSpec(
     slots=("r0c0", "r0c1"),
     blueprints=None,
     data="digits",
+    variant=None,
     context=None,
     num_classes=10,
     metric="accuracy",
@@ -253,15 +257,24 @@ TASKS: dict[str, TaskSpec] = {
 
 
 def get_task_spec(name: str) -> TaskSpec:
-    """Looks a task up by name, in any case.
+    """Looks a task up by name, in any case: a row of the table, or a draw of the nursery such as "nursery:7".
 
     Raises:
         ValueError: No task has that name; the message lists the known ones.
     """
     task = TASKS.get(name.lower())
-    if task is None:
-        raise ValueError(f"unknown task {name!r}. Known: {', '.join(TASKS)}")
-    return task
+    if task is not None:
+        return task
+    place, _, number = name.lower().partition(":")
+    if number.isdecimal():
+        from esper.runtime.nursery import HELD_OUT, NURSERY, heldout_task, nursery_task
+
+        if place in (NURSERY, HELD_OUT):
+            return nursery_task(int(number)) if place == NURSERY else heldout_task(int(number))
+    raise ValueError(
+        f"unknown task {name!r}. Known: {', '.join(TASKS)}, and draws such as nursery:0 or heldout:0 "
+        "(`esper tasks --nursery`)"
+    )
 
 
 # ---- what makes a task whole
@@ -315,6 +328,8 @@ def check_task(spec: TaskSpec) -> None:
     source = get_source(spec.data)
     if source.is_text != (spec.context is not None):
         raise ValueError(f"context is for text: data source {spec.data!r} with context {spec.context}")
+    if spec.variant is not None and source.is_text:
+        raise ValueError(f"variant is for images; data source {spec.data!r} is text")
     if spec.augment is not None and source.is_text:
         raise ValueError(f"augment {spec.augment!r} is for images; data source {spec.data!r} is text")
     if spec.channels_last and spec.host.kind != "cnn":
@@ -363,7 +378,7 @@ def load_task_data(spec: TaskSpec, data_dir: str | Path | None = None) -> Datase
         ValueError: Task and data do not fit together.
     """
     check_task(spec)
-    dataset = load_dataset(spec.data, context=spec.context, data_dir=data_dir)
+    dataset = load_dataset(spec.data, context=spec.context, data_dir=data_dir, variant=spec.variant)
     if dataset.num_classes != spec.num_classes:
         raise ValueError(f"{spec.name} has {spec.num_classes} classes, {spec.data} has {dataset.num_classes}")
     if spec.batch_size > len(dataset.train):

@@ -26,13 +26,22 @@ TaskRow: TypeAlias = "tuple[TaskSpec, int, DataStatus]"
 def tasks_command(
     data_dir: Annotated[Path | None, tyro.conf.arg(help="Where to look for data first.")] = None,
     as_json: Annotated[bool, tyro.conf.arg(name="json", help="Print everything as JSON, for programs.")] = False,
+    nursery: Annotated[
+        int | None,
+        tyro.conf.arg(metavar="N", help="Show the first N draws of the nursery instead, and the held-out list."),
+    ] = None,
 ) -> None:
     """List the tasks and say whether the data of each is on this machine.
 
     A task is a host network, the slots in which it may grow, the data it learns and the number of epochs. The digits
     and pydoc tasks need no files of yours. For the others the list says where their data was found, or how to get
     it: Esper never downloads anything by itself.
+
+    Controllers for many hosts are trained on draws of the nursery. A draw is a task too: `esper grow --task nursery:7`.
     """
+    if nursery is not None:
+        _print_draws(nursery, as_json)
+        return
     from esper.runtime.datasets import find_data
     from esper.runtime.tasks import TASKS, count_host_params
 
@@ -45,6 +54,36 @@ def tasks_command(
         console = plain_console(width=PIPE_WIDTH)
     console.print(_table(rows))
     _print_places(console, rows)
+
+
+def _print_draws(count: int, as_json: bool) -> None:
+    """The first draws of the nursery, then the list that training never sees."""
+    from esper.runtime.nursery import facts, heldout_list, nursery_task
+
+    if count < 0:
+        raise ValueError(f"--nursery takes a number of draws of at least 0, got {count}")
+    drawn = [facts(nursery_task(number)) for number in range(count)]
+    held_out = [{**facts(row.task), "why": row.why} for row in heldout_list()]
+    if as_json:
+        print(json.dumps({"nursery": drawn, "held_out": held_out}, indent=2))  # noqa: T201
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("task", "family", "parameters", "budget", "epochs", "slots", "blueprints", "what it is"):
+        right = name in ("parameters", "budget", "epochs")
+        table.add_column(name, justify="right" if right else "left", no_wrap=name in ("task", "family"))
+    for row in (*drawn, *held_out):
+        table.add_row(
+            row["task"],
+            row["family"],
+            f"{row['host_params']:,}",
+            f"{row['budget_ratio']:.1f}x",
+            str(row["epochs"]),
+            " ".join(row["slots"]),
+            " ".join(key.partition(".")[2] for key in row["blueprints"]),
+            row["description"],
+        )
+    console = plain_console()
+    (console if console.is_terminal else plain_console(width=PIPE_WIDTH)).print(table)
 
 
 def _facts(spec: TaskSpec, host_params: int, status: DataStatus) -> dict[str, object]:

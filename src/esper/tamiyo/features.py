@@ -301,6 +301,7 @@ SLOT_FEATURES: tuple[Feature[SlotView], ...] = (
     *(_flag(f"host_mixing_{side}_{kind}", _host_mixes(side, kind)) for side in ("before", "after") for kind in MIXING),
     *(_flag(f"may_plant_{kind}", _may_plant(kind)) for kind in MIXING),
     _measured("largest_seed", _largest_seed),
+    _measured("span_source_depth", lambda v: v.spec.source_depth_share),
 )
 
 

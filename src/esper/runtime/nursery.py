@@ -1,0 +1,432 @@
+"""The nursery: tasks by the thousand, for controllers that are to decide well on hosts and data they never met.
+
+`draw_task` draws a task: data, host, optimizer, horizon, budget, slots and blueprints. Every task belongs to a family;
+some families are held out by the hash of their name, others by what they are: Fashion-MNIST, CIFAR-10, deeper hosts,
+larger budgets, blueprints that training never offers. Tasks have names that any process can resolve: "nursery:7" is a
+draw from the training families, "heldout:7" a row of the fixed list that held-out results are measured on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+import torch
+
+from esper.kasmina.hosts import Host, HostSpec, build_host
+from esper.kasmina.layers import generator_for
+from esper.kasmina.layout import host_layout, slot_specs
+from esper.leyline import DEFAULT_LIFECYCLE, OptimSpec, derive_seed, record
+from esper.runtime.data.variants import DataVariant, describe
+from esper.runtime.datasets import get_source
+from esper.runtime.tasks import TaskSpec, check_task, count_host_params
+
+NURSERY, HELD_OUT = "nursery", "heldout"
+VALIDATION = 1_000_000
+"""Training draws have numbers below this; from here on, draws of the same families choose recipes and checkpoints."""
+HELD_OUT_FILE = "heldout.json"
+MAX_TRIES = 1_000
+
+# Written out, so that a blueprint that is added later changes no draw.
+OFFERED: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("mlp.norm", "mlp.lora", "mlp.mlp"),
+    "cnn": (
+        "cnn.conv",
+        "cnn.norm",
+        "cnn.se",
+        "cnn.pointwise",
+        "cnn.depthwise",
+        "cnn.bottleneck",
+        "cnn.conv_deep",
+    ),
+    "transformer": ("transformer.norm", "transformer.conv_causal", "transformer.attention", "transformer.mlp"),
+}
+NEVER_OFFERED: Mapping[str, str] = {"mlp": "mlp.glu", "cnn": "cnn.dilated"}
+"""Blueprints that only held-out tasks offer."""
+
+PLAIN_SLOTS = ("r0", "r1")
+"""Rows of slots whose seeds extend the features they read."""
+RESTRAINT_SHARE = 1 / 3
+"""Of all draws: tasks on which the right answer is to wait."""
+MAX_BUDGET = 8.0
+"""Most parameters of a training task, in units of its host."""
+MAX_BLOCKS = 4
+MIN_STEPS = 10
+"""Least batches per epoch: with fewer, hosts of a few epochs learn nothing."""
+
+
+@record
+class HeldOut:
+    """One row of the fixed list."""
+
+    family: str
+    why: str
+    """What of it training never sees."""
+    sha256: str
+    """Of the whole task."""
+    task: TaskSpec
+
+
+def draw_task(rng: random.Random, name: str = "draw") -> TaskSpec:
+    """Draws a task. The same state of `rng` gives the same task, on any machine."""
+    return finish_task(rng, name, draw_plan(rng))
+
+
+def nursery_task(number: int) -> TaskSpec:
+    """The draw of that number from the training families."""
+    name = f"{NURSERY}:{number}"
+    rng = random.Random(derive_seed(0, None, number, None, NURSERY))
+    for _ in range(MAX_TRIES):
+        task = draw_task(rng, name)
+        if not is_held_out(family_of(task)):
+            return task
+    raise AssertionError("a fifth of the families is held out")
+
+
+def heldout_task(number: int) -> TaskSpec:
+    """A row of the fixed list.
+
+    Raises:
+        ValueError: The list is shorter.
+    """
+    rows = heldout_list()
+    if number >= len(rows):
+        raise ValueError(f"there is no task {HELD_OUT}:{number}; the list has {len(rows)} rows, from 0 on")
+    return rows[number].task
+
+
+@cache
+def heldout_list() -> tuple[HeldOut, ...]:
+    """The fixed list. Its tasks are stored whole, so that no change of what is drawn can change them."""
+    stored = files("esper.runtime").joinpath("data", HELD_OUT_FILE).read_bytes()
+    return msgspec.json.decode(stored, type=tuple[HeldOut, ...])
+
+
+def task_sha256(task: TaskSpec) -> str:
+    """Hash of all that a task is made of."""
+    return hashlib.sha256(json.dumps(asdict(task), sort_keys=True).encode()).hexdigest()
+
+
+# ---- families
+
+
+def family_of(task: TaskSpec) -> str:
+    """What kind of task it is, in one word: data, host, how it sees, how deep it is."""
+    teacher = None if task.variant is None else task.variant.teacher
+    data = f"{task.data}.{teacher}" if teacher else task.data
+    kwargs = task.host.kwargs
+    if task.host.kind == "cnn":
+        return f"{data}/cnn/{_sight(kwargs['kernel'], len(kwargs['channels']))}/{len(kwargs['channels'])}"
+    if task.host.kind == "mlp":
+        permuted = task.variant is not None and task.variant.permuted
+        return f"{data}/mlp/{'permuted' if permuted else 'plain'}/{len(kwargs['hidden'])}"
+    return f"{data}/transformer/{kwargs['layers']}"
+
+
+def _sight(kernel: int | Sequence[int], blocks: int) -> str:
+    sizes = [kernel] * blocks if isinstance(kernel, int) else list(kernel)
+    seeing = sum(size > 1 for size in sizes)
+    return "blind" if seeing == 0 else "sighted" if seeing == blocks else "mixed"
+
+
+def is_held_out(family: str) -> bool:
+    """True for a fifth of the families, by the hash of their names."""
+    return hashlib.sha256(family.encode()).digest()[0] % 5 == 0
+
+
+# ---- what is drawn
+
+
+@record
+class Plan:
+    """A task before slots, blueprints and budget are chosen."""
+
+    purpose: str
+    """"grow", or why not: "saturated", "hopeless" or "harmful"."""
+    data: str
+    host: HostSpec
+    variant: DataVariant | None
+    optimizer: OptimSpec
+    horizon: int
+    batch_size: int
+    samples_per_epoch: int | None = None
+    val_samples: int | None = None
+    context: int | None = None
+    num_classes: int
+    budget: tuple[float, float] = (1.1, MAX_BUDGET)
+    must_offer: str | None = None
+
+
+def draw_plan(rng: random.Random) -> Plan:
+    """Draws all but slots, blueprints and budget."""
+    if rng.random() < RESTRAINT_SHARE:
+        return rng.choice((_saturated, _hopeless, _harmful))(rng)
+    luck = rng.random()
+    if luck < 0.04:
+        return _language(rng)
+    if luck < 0.22:
+        return _taught(rng)
+    return _digits(rng)
+
+
+def _digits(rng: random.Random) -> Plan:
+    """Handwritten digits, made harder in one way or another, for a host that is too small or blind."""
+    classes = draw_classes(rng)
+    if rng.random() < 0.3:
+        host = draw_mlp(rng, len(classes), layers=rng.choice((0, 1, 1, 2, 3)), widths=(3, 16))
+        variant = draw_variant(rng, classes, permuted=rng.random() < 0.3)
+    else:
+        host, variant = (
+            draw_cnn(rng, len(classes), rng.randint(1, MAX_BLOCKS), widths=(3, 12)),
+            draw_variant(rng, classes),
+        )
+    return image_plan(rng, "grow", host, variant)
+
+
+def _taught(rng: random.Random) -> Plan:
+    """Patterns whose teacher is known: what helps is a convolution, or hidden units, and nothing else."""
+    classes = tuple(range(rng.randint(3, 6)))
+    if rng.random() < 0.6:
+        sight = rng.choice(("blind", "mixed"))
+        host, teacher = draw_cnn(rng, len(classes), rng.randint(1, 3), widths=(3, 12), sight=sight), "conv"
+    else:
+        host, teacher = draw_mlp(rng, len(classes), layers=rng.choice((0, 1)), widths=(3, 12)), "mlp"
+    variant = replace(draw_variant(rng, classes), teacher=teacher, pixel_noise=0.0, train_rows=rng.randint(500, 997))
+    return image_plan(rng, "grow", host, variant)
+
+
+def _language(rng: random.Random) -> Plan:
+    """Short windows of Python's own documentation."""
+    context = rng.choice((16, 24, 32))
+    kwargs = {
+        "vocab": 256,
+        "dim": rng.choice((8, 12, 16)),
+        "heads": rng.choice((2, 4)),
+        "layers": rng.randint(1, 2),
+        "ff": rng.choice((1, 2)),
+        "context": context,
+    }
+    return Plan(
+        purpose="grow",
+        data="pydoc",
+        host=HostSpec(kind="transformer", kwargs=kwargs),
+        variant=None,
+        optimizer=adamw(log_uniform(rng, 2e-3, 1e-2)),
+        horizon=rng.randint(8, 14),
+        batch_size=32,
+        samples_per_epoch=512,
+        val_samples=128,
+        context=context,
+        num_classes=256,
+        budget=(1.1, 3.0),
+    )
+
+
+def _saturated(rng: random.Random) -> Plan:
+    """A host that has learned all there is, with room to grow."""
+    classes = draw_classes(rng, most=6)
+    if rng.random() < 0.6:
+        host = draw_mlp(rng, len(classes), layers=rng.choice((1, 2)), widths=(32, 64))
+    else:
+        host = draw_cnn(rng, len(classes), rng.randint(2, MAX_BLOCKS), widths=(10, 16), sight="sighted")
+    variant = replace(draw_variant(rng, classes), label_noise=0.0, pixel_noise=0.0, train_rows=rng.randint(600, 997))
+    return replace(image_plan(rng, "saturated", host, variant), optimizer=adamw(1e-2), horizon=rng.randint(14, 24))
+
+
+def _hopeless(rng: random.Random) -> Plan:
+    """Nothing to learn: labels without meaning, or steps too small to get anywhere."""
+    classes = draw_classes(rng)
+    if rng.random() < 0.5:
+        host = draw_mlp(rng, len(classes), layers=rng.randint(0, 2), widths=(3, 32))
+    else:
+        host = draw_cnn(rng, len(classes), rng.randint(1, 3), widths=(3, 12))
+    plan = image_plan(rng, "hopeless", host, draw_variant(rng, classes))
+    if rng.random() < 0.6:
+        assert plan.variant is not None
+        return replace(plan, variant=replace(plan.variant, label_noise=1.0))
+    return replace(plan, optimizer=adamw(1e-5))
+
+
+def _harmful(rng: random.Random) -> Plan:
+    """Few rows, many wrong labels, large steps: what is added learns the noise by heart."""
+    classes = draw_classes(rng, most=6)
+    host = draw_mlp(rng, len(classes), layers=rng.choice((0, 1)), widths=(8, 32))
+    variant = replace(
+        draw_variant(rng, classes), label_noise=rng.uniform(0.3, 0.5), pixel_noise=1.0, train_rows=rng.randint(160, 260)
+    )
+    plan = image_plan(rng, "harmful", host, variant)
+    return replace(plan, optimizer=adamw(rng.uniform(1e-2, 3e-2)), batch_size=16, horizon=rng.randint(16, 30))
+
+
+def image_plan(rng: random.Random, purpose: str, host: HostSpec, variant: DataVariant) -> Plan:
+    """A task on digits: draws optimizer, horizon and batch."""
+    batches = [size for size in (16, 32, 64) if variant.train_rows // size >= MIN_STEPS]
+    return Plan(
+        purpose=purpose,
+        data="digits",
+        host=host,
+        variant=variant,
+        optimizer=_optimizer(rng),
+        horizon=rng.randint(8, 30),
+        batch_size=rng.choice(batches),
+        num_classes=len(variant.classes),
+    )
+
+
+def draw_classes(rng: random.Random, most: int = 10) -> tuple[int, ...]:
+    """Draws 3 to `most` of ten classes."""
+    return tuple(sorted(rng.sample(range(10), rng.randint(3, most))))
+
+
+def draw_variant(rng: random.Random, classes: tuple[int, ...], permuted: bool = False) -> DataVariant:
+    """Draws rows and noise."""
+    return DataVariant(
+        classes=classes,
+        train_rows=rng.randint(200, 997),
+        label_noise=rng.choice((0.0, 0.0, 0.1, 0.2)),
+        pixel_noise=rng.choice((0.0, 0.0, 0.3, 0.6)),
+        permuted=permuted,
+        teacher=None,
+        rng_seed=rng.randrange(2**31),
+    )
+
+
+def draw_mlp(rng: random.Random, classes: int, layers: int, widths: tuple[int, int], inputs: int = 64) -> HostSpec:
+    """Draws an MLP of so many hidden layers."""
+    hidden = [rng.randint(*widths) for _ in range(layers)]
+    kwargs = {"inputs": inputs, "hidden": hidden, "classes": classes, "input_slot": True}
+    return HostSpec(kind="mlp", kwargs=kwargs)
+
+
+def draw_cnn(
+    rng: random.Random,
+    classes: int,
+    blocks: int,
+    widths: tuple[int, int],
+    sight: str | None = None,
+    side: int = 8,
+    in_channels: int = 1,
+    pools: int | None = None,
+) -> HostSpec:
+    """Draws widths, kernels and pools of so many blocks; `sight` is "blind", "mixed" or "sighted"."""
+    channels = [rng.randint(*widths) for _ in range(blocks)]
+    sight = rng.choice(("blind", "mixed", "mixed", "sighted")) if sight is None else sight
+    kernels = {"blind": [1] * blocks, "sighted": [3] * blocks}.get(sight, [rng.choice((1, 3)) for _ in range(blocks)])
+    most = min(blocks, round(math.log2(side)) - 1)
+    pooled = rng.sample(range(blocks), rng.randint(0, most) if pools is None else min(pools, most))
+    kwargs = {
+        "in_channels": in_channels,
+        "channels": channels,
+        "kernel": kernels,
+        "pool": [block in pooled for block in range(blocks)],
+        "classes": classes,
+    }
+    return HostSpec(kind="cnn", kwargs=kwargs)
+
+
+def adamw(lr: float) -> OptimSpec:
+    """AdamW along a cosine."""
+    return OptimSpec(kind="adamw", lr=lr, weight_decay=0.01, momentum=0.0, schedule="cosine")
+
+
+def _optimizer(rng: random.Random) -> OptimSpec:
+    if rng.random() < 0.2:
+        lr, schedule = log_uniform(rng, 0.02, 0.2), rng.choice(("cosine", "constant"))
+        return OptimSpec(kind="sgd", lr=lr, weight_decay=5e-4, momentum=0.9, schedule=schedule)
+    return replace(adamw(log_uniform(rng, 3e-3, 3e-2)), schedule=rng.choice(("cosine", "constant")))
+
+
+def log_uniform(rng: random.Random, low: float, high: float) -> float:
+    """Draws a number, every doubling equally likely."""
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
+
+
+def finish_task(rng: random.Random, name: str, plan: Plan) -> TaskSpec:
+    """Chooses slots, blueprints and budget, and checks the whole."""
+    host = build_host(plan.host, generator_for(0))
+    params = sum(weight.numel() for weight in host.parameters())
+    low, high = plan.budget
+    for _ in range(MAX_TRIES):
+        slots, blueprints = _choices(rng, host, plan)
+        least = 1.0 + _smallest_seed(host, plan, slots, blueprints) / params
+        if least <= high:
+            break
+    else:
+        raise AssertionError(f"no seed fits into {high} times the host of {name}")
+    task = TaskSpec(
+        name=name,
+        description=f"{plan.purpose}: {_words(plan)}",
+        host=plan.host,
+        slots=slots,
+        blueprints=blueprints,
+        data=plan.data,
+        variant=plan.variant,
+        context=plan.context,
+        num_classes=plan.num_classes,
+        metric="accuracy" if plan.context is None else "loss",
+        batch_size=plan.batch_size,
+        samples_per_epoch=plan.samples_per_epoch,
+        val_samples=plan.val_samples,
+        val_chunk_rows=500 if plan.context is None else 64,
+        horizon=plan.horizon,
+        optimizer=plan.optimizer,
+        lifecycle=replace(DEFAULT_LIFECYCLE, param_budget=math.ceil(params * log_uniform(rng, max(low, least), high))),
+        augment=None,
+        channels_last=False,
+    )
+    check_task(task)
+    return task
+
+
+def _choices(rng: random.Random, host: Host, plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Some of the slots and some of the blueprints, in their order: no name can be relied on."""
+    slots, keys = [slot for slot in host.slots if slot.startswith(PLAIN_SLOTS)], OFFERED[plan.host.kind]
+    chosen = set(rng.sample(slots, rng.randint(1, len(slots))))
+    offered = set(rng.sample(keys, rng.randint(2, len(keys)))) | {plan.must_offer}
+    return tuple(s for s in slots if s in chosen), tuple(k for k in (*keys, plan.must_offer) if k and k in offered)
+
+
+def _smallest_seed(host: Host, plan: Plan, slots: Sequence[str], blueprints: Sequence[str]) -> float:
+    """Parameters of the smallest seed that fits; a budget below it would leave nothing to decide."""
+    shape = get_source(plan.data).row_shape
+    sample = torch.zeros((2, plan.context or 1), dtype=torch.int64) if shape is None else torch.zeros((2, *shape))
+    layout = host_layout(host, sample, slot_specs(host, sample, slots), blueprints)
+    return min((card.max_params for cards in layout.cards for card in cards if card.fits), default=math.inf)
+
+
+def _words(plan: Plan) -> str:
+    kwargs = plan.host.kwargs
+    if plan.host.kind == "cnn":
+        host = f"cnn {kwargs['channels']}, kernels {kwargs['kernel']}"
+    elif plan.host.kind == "mlp":
+        host = f"mlp {kwargs['hidden']}"
+    else:
+        host = f"transformer of {kwargs['layers']} x {kwargs['dim']}"
+    return host if plan.variant is None else f"{describe(plan.variant)}; {host}"
+
+
+def facts(task: TaskSpec) -> dict[str, Any]:
+    """A draw in plain words, for lists."""
+    budget = task.lifecycle.param_budget
+    assert budget is not None
+    params = count_host_params(task)
+    return {
+        "task": task.name,
+        "family": family_of(task),
+        "held_out": is_held_out(family_of(task)),
+        "host_params": params,
+        "budget_ratio": budget / params,
+        "epochs": task.horizon,
+        "slots": list(task.slots),
+        "blueprints": list(task.blueprint_keys),
+        "description": task.description,
+        "sha256": task_sha256(task),
+    }
