@@ -27,7 +27,7 @@ from esper.simic.training.config import TrainingConfig
 
 HOST = {"kind": "cnn", "kwargs": {"channels": [8, 8]}}
 PASSED = CheckResult(name="planted", passed=True, found="good", limit="good")
-POLICY = {"policy_id": "abc", "task": "digits_blind"}
+POLICY = {"policy_id": "abc", "task": "digits_blind", "host epochs": 80}
 
 
 def manifest(
@@ -43,14 +43,14 @@ def manifest(
         metric="accuracy",
         horizon=4,
         num_classes=10,
-        budget=None,
+        budget=200,
         host_params=100,
         data="numbers",
         data_sha256="0" * 64,
         test_sha256="1" * 64,
         num_test=451,
         run_seeds=tuple(range(20_000, 20_000 + num_seeds)),
-        arms=tuple(name for name in ARMS if name in arms),
+        arms=tuple(name for name in dict.fromkeys([*ARMS, *arms]) if name in arms),
         subject=subject,
         settings={},
         tuning=None,
@@ -81,6 +81,7 @@ def row(arm: str, run_seed: int, accuracy: float, policy_id: str = "", **changes
         params=200 if arm.startswith(("ppo", "static")) else 100,
         peak_params=200,
         param_epochs=900 if arm.startswith("static") else 700,
+        training_macs=9_000_000 if arm.startswith("static") else 7_000_000,
         host_epochs=4,
         num_wait=1,
         num_germinate=1,

@@ -9,9 +9,10 @@ from esper.evidence.manifest import CheckResult, EvaluationManifest
 from esper.evidence.results import RunResult
 from tests.evidence.made_up import POLICY, manifest, rows, summary
 
-RULES = ["schedule", "periodic", "plateau", "fragrow", "heuristic"]
-ARMS = ["wait_only", *RULES, "ppo_greedy", "ppo_sampled", "random", "static_final", "static_wide"]
-WELL = {**dict.fromkeys(ARMS, 80.0), "ppo_greedy": 84.0, "static_final": 84.0}
+RULES = ["schedule", "largest", "periodic", "plateau", "fragrow", "heuristic"]
+SEARCHES = ["search_random", "search_tpe"]
+ARMS = ["wait_only", *RULES, *SEARCHES, "ppo_greedy", "ppo_sampled", "random", "static_200"]
+WELL = {**dict.fromkeys(ARMS, 80.0), "ppo_greedy": 84.0, "static_200": 83.5}
 
 
 def verdicts(found: EvaluationManifest, made: list[RunResult]) -> dict[str, ClaimVerdict]:
@@ -27,11 +28,11 @@ def test_a_policy_that_beats_every_arm_is_better() -> None:
     assert outcomes(found, rows(found, WELL)) == dict.fromkeys("ABC", ClaimOutcome.BETTER)
 
 
-@pytest.mark.parametrize("arm", ["wait_only", "static_wide", "random", "fragrow", "heuristic"])
+@pytest.mark.parametrize("arm", ["wait_only", "random", "fragrow", "heuristic", "search_tpe"])
 def test_one_arm_that_is_as_good_takes_the_claim_away(arm: str) -> None:
     found = manifest(ARMS)
     seen = outcomes(found, rows(found, {**WELL, arm: 84.0}))
-    touched = {"wait_only": "A", "static_wide": "A", "random": "BC", "fragrow": "BC", "heuristic": "C"}[arm]
+    touched = {"wait_only": "A", "random": "BC", "fragrow": "BC", "heuristic": "C", "search_tpe": "C"}[arm]
     assert {letter for letter, outcome in seen.items() if outcome is not ClaimOutcome.BETTER} == set(touched)
 
 
@@ -46,15 +47,15 @@ def test_equal_arms_differ_in_nothing() -> None:
     assert set(seen.values()) == {ClaimOutcome.NO_DIFFERENCE}
 
 
-def test_growing_may_be_half_a_point_below_the_grown_network_from_scratch_but_not_more() -> None:
+def test_growing_may_be_a_little_below_the_best_plain_network_of_its_size_but_not_more() -> None:
     found = manifest(ARMS)
-    assert outcomes(found, rows(found, {**WELL, "static_final": 84.2}, noise=0.1))["A"] is ClaimOutcome.BETTER
-    assert outcomes(found, rows(found, {**WELL, "static_final": 84.9}, noise=0.1))["A"] is ClaimOutcome.WORSE
+    assert outcomes(found, rows(found, {**WELL, "static_200": 84.1}, noise=0.1))["A"] is ClaimOutcome.BETTER
+    assert outcomes(found, rows(found, {**WELL, "static_200": 84.6}, noise=0.1))["A"] is ClaimOutcome.WORSE
 
 
-def test_growing_must_cost_less_than_the_grown_network_from_scratch() -> None:
+def test_growing_must_train_for_less_than_the_best_plain_network_of_its_size() -> None:
     found = manifest(ARMS)
-    made = [replace(row, param_epochs=900) for row in rows(found, WELL)]
+    made = [replace(row, training_macs=9_000_000) for row in rows(found, WELL)]
     assert outcomes(found, made)["A"] is ClaimOutcome.NO_DIFFERENCE
 
 
@@ -133,8 +134,15 @@ def test_on_a_saturated_host_not_growing_is_the_claim() -> None:
 def test_fixed_controllers_side_by_side_claim_nothing() -> None:
     found = manifest(["wait_only", "schedule", "periodic"], subject="schedule", learning_checks=())
     assert outcomes(found, rows(found, WELL)) == {}
-    static = manifest(["wait_only", "schedule", "static_final", "static_wide"], subject="schedule", learning_checks=())
+    static = manifest(["wait_only", "schedule", "static_200"], subject="schedule", learning_checks=())
     assert set(outcomes(static, rows(static, WELL))) == {"A"}
+
+
+def test_without_a_budget_there_is_no_bar_to_reach() -> None:
+    found = manifest(ARMS, budget=None)
+    verdict = verdicts(found, rows(found, WELL))["A"]
+    assert verdict.outcome is ClaimOutcome.INVALID
+    assert "static_frontier was not run" in verdict.reasons
 
 
 def test_a_task_measured_by_its_loss_is_reported_not_claimed() -> None:

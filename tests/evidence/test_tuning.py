@@ -3,17 +3,20 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from esper.evidence.arms import TUNABLE
+from esper.evidence.arms import TUNABLE, get_arm
 from esper.evidence.host_runs import HostRun, HostRunner
-from esper.evidence.tuning import candidates, grids, read_tuned, tune
+from esper.evidence.static_networks import read_host
+from esper.evidence.tuning import Tuner, candidates, every_setting, grids, read_tuned, tune
 from esper.leyline import EpisodeSeed
 from esper.leyline.rng import FIRST_EVALUATION_SEED, TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
-from esper.runtime.tasks import TASKS, get_task_spec, load_task_data, override
+from esper.runtime.tasks import TASKS, count_host_params, get_task_spec, load_task_data, override
 from esper.simic.training.env_factory import task_layout
+from esper.tamiyo.schedule import read_schedule
 
 TASK = override(get_task_spec("digits_limited"), horizon=10)
 
@@ -32,12 +35,16 @@ def data() -> Dataset:
     return closed(load_task_data(TASK))
 
 
+def tune_arms(data: Dataset, *names: str, episodes: int, **options: Any) -> dict[str, Any]:
+    return tune(TASK, data, [get_arm(n) for n in names], episodes=episodes, search_episodes=6, workers=1, **options)
+
+
 @pytest.mark.parametrize("arm", TUNABLE)
 @pytest.mark.parametrize("name", ["digits_blind", "digits_limited", "pydoc_lm"])
 def test_every_candidate_is_a_controller_and_the_first_is_the_default(arm: str, name: str) -> None:
     task = TASKS[name]
     with HostRunner(task, load_task_data(task)) as runner:
-        tried = candidates(arm, grids(runner.layout, task.horizon)[arm], 64)
+        tried = candidates(arm, every_setting(get_arm(arm), runner.layout, task), 64)
         controllers = [runner.controller(arm, **params) for params in tried]
         default, first = runner.controller(arm), controllers[0]
     assert 8 <= len(tried) <= 16
@@ -57,9 +64,10 @@ def test_every_arm_gets_the_same_episodes_on_seeds_of_its_own(data: Dataset, mon
 
     monkeypatch.setattr(HostRunner, "run", watched)
     done: list[int] = []
-    arms = ["schedule", "heuristic"]
-    found = tune(TASK, data, arms, episodes=8, workers=1, on_setting=lambda line, n: done.append(n))
+    found = tune_arms(data, "schedule", "heuristic", episodes=8, on_setting=lambda line, n: done.append(n))
     assert len(used) == 16 == sum(done)
+    assert [found["arms"][arm]["episodes"] for arm in ("schedule", "heuristic")] == [8, 8]
+    assert all(found["arms"][arm]["training_macs"] > 0 for arm in ("schedule", "heuristic"))
     assert all(seed.run_seed in TUNING_RUN_SEEDS for seed in used)
     assert TUNING_RUN_SEEDS.stop <= FIRST_EVALUATION_SEED
     for arm in ("schedule", "heuristic"):
@@ -75,10 +83,9 @@ def test_the_winner_is_the_best_on_validation(data: Dataset, monkeypatch: pytest
         "esper.evidence.tuning.grids", lambda layout, horizon: {"periodic": {"every_epochs": [1, 2, 3]}}
     )
     monkeypatch.setattr(
-        "esper.evidence.tuning._scores",
-        lambda runner, task, arm, params, count: [worth[params["every_epochs"]]] * count,
+        Tuner, "scores", lambda self, arm, params, numbers: [worth[params["every_epochs"]]] * len(numbers)
     )
-    found = tune(TASK, data, ["periodic"], episodes=12, workers=1)["arms"]["periodic"]
+    found = tune_arms(data, "periodic", episodes=12)["arms"]["periodic"]
     assert found["chosen"] == {"every_epochs": 2}
     assert (found["score"], found["default_score"], found["seeds_per_setting"]) == (90.0, 50.0, 4)
 
@@ -86,12 +93,12 @@ def test_the_winner_is_the_best_on_validation(data: Dataset, monkeypatch: pytest
 @pytest.mark.parametrize("episodes", [0, 3, 10])
 def test_episodes_that_cannot_be_shared_out_are_refused(episodes: int, data: Dataset) -> None:
     with pytest.raises(ValueError, match="multiple of 4"):
-        tune(TASK, data, ["periodic"], episodes=episodes, workers=1)
+        tune_arms(data, "periodic", episodes=episodes)
 
 
 def test_what_was_chosen_can_be_read_back(tmp_path: Path, data: Dataset) -> None:
     path = tmp_path / "tuned.json"
-    found = tune(TASK, data, ["fragrow"], episodes=4, workers=1)
+    found = tune_arms(data, "fragrow", episodes=4)
     path.write_text(json.dumps(found))
     settings, facts = read_tuned(path, TASK)
     assert settings == {"fragrow": found["arms"]["fragrow"]["chosen"]}
@@ -102,6 +109,32 @@ def test_what_was_chosen_can_be_read_back(tmp_path: Path, data: Dataset) -> None
         read_tuned(path, TASK)
     with pytest.raises(ValueError, match="make it with --tune"):
         read_tuned(tmp_path / "none.json", TASK)
+
+
+def test_a_plain_network_is_chosen_within_its_size(data: Dataset) -> None:
+    found = tune_arms(data, "static_800", episodes=8)["arms"]["static_800"]
+    host = read_host(found["chosen"]["host"])
+    assert 0 < count_host_params(replace(TASK, host=host)) <= 800
+    assert found["chosen"] in [entry["params"] for entry in found["tried"]]
+
+
+@pytest.mark.parametrize("name", ["search_random", "search_tpe"])
+def test_a_search_finds_a_schedule_with_episodes_of_its_own(data: Dataset, name: str) -> None:
+    content = tune_arms(data, name, episodes=4)
+    found = content["arms"][name]
+    assert 0 < found["episodes"] <= 6
+    with HostRunner(TASK, data) as runner:
+        runner.controller("schedule", entries=read_schedule(found["chosen"]["entries"]))
+
+
+def test_arms_that_are_tuned_already_are_not_tuned_again(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[list[str]] = []
+    first = tune_arms(data, "periodic", episodes=4)
+    monkeypatch.setattr(Tuner, "scores", lambda self, arm, params, numbers: [0.0] * len(numbers))
+    again = tune_arms(data, "periodic", "fragrow", episodes=4, before=first, on_arm=lambda c: kept.append([*c["arms"]]))
+    assert again["arms"]["periodic"] == first["arms"]["periodic"]
+    assert kept == [["periodic", "fragrow"]]
+    assert tune_arms(data, "periodic", episodes=8, before=first) != first, "with other episodes it is"
 
 
 def test_grids_hold_only_seeds_that_fit(data: Dataset) -> None:

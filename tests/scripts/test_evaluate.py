@@ -199,13 +199,18 @@ def test_tuning_and_preparing_leave_it_closed(
 
 def test_tuned_parameters_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = {
-        "format": 1,
+        "format": 2,
         "task": "digits_limited",
         "horizon": 8,
         "budget": None,
-        "episodes_per_arm": 64,
         "metric": "committed controller-validation accuracy",
-        "arms": {"schedule": {"chosen": {"blueprint": "mlp.lora", "blend": "linear_fast", "gap": 1}}},
+        "arms": {
+            "schedule": {
+                "chosen": {"blueprint": "mlp.lora", "blend": "linear_fast", "gap": 1},
+                "episodes": 64,
+                "training_macs": 1,
+            }
+        },
     }
     path = tmp_path / "tuned.json"
     path.write_text(json.dumps(content))
@@ -213,7 +218,7 @@ def test_tuned_parameters_are_used(tmp_path: Path, capsys: pytest.CaptureFixture
     shown(capsys, "--arms", "schedule", "--seeds", "1", "--tuned", str(path), "--out", str(out))
     (grown,) = [t for t in ResultStore(out).topologies.values() if t.arm == "schedule"]
     assert [life.blueprint for life in grown.lives] == ["mlp.lora"]
-    assert "episodes per arm 64" in (out / "report.md").read_text()
+    assert "episodes (schedule 64)" in (out / "report.md").read_text()
 
 
 def test_shuffled_labels_leave_every_arm_guessing(tmp_path: Path) -> None:

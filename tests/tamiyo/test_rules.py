@@ -15,7 +15,7 @@ from esper.tamiyo.simulation import HostCurve, SimulatedBlueprint, SimulatedWork
 from tests.fakes import Step, act_on, germinate, run_policy, seeds, world
 
 GERMINATE, PRUNE, FOSSILIZE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE
-ARMS = ("periodic", "plateau", "fragrow", "heuristic")
+ARMS = ("largest", "periodic", "plateau", "fragrow", "heuristic")
 
 
 def episode(name: str, spec: SimulationSpec, **params: Any) -> list[Step]:
@@ -120,7 +120,7 @@ def test_the_last_word_on_a_seed_that_may_be_kept_is_what_it_brought(
 
 def test_nobody_plants_what_cannot_be_kept_in_time() -> None:
     for name in ARMS:
-        assert epochs_of(episode(name, replace(only(GOOD), horizon=8)), GERMINATE) == []
+        assert epochs_of(episode(name, replace(only(GOOD), horizon=7)), GERMINATE) == []
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -181,6 +181,24 @@ def test_the_heuristic_auditions_the_largest_first() -> None:
     assert planted_params(steps) == [900, 600, 300, 200]
 
 
+def test_the_largest_goes_where_it_fits_one_at_a_time_and_is_kept_at_once() -> None:
+    spec = sized(good=300, bad=900, inert=200, parasite=600)
+    spec = replace(spec, lifecycle=replace(spec.lifecycle, param_budget=spec.host_params + 1300))
+    steps = episode("largest", spec)
+    assert planted_params(steps)[0] == 900
+    assert epochs_of(steps, GERMINATE)[0] == 0
+    assert all(step.after.num_live <= 1 for step in steps)
+    good = episode("largest", only(GOOD))
+    held = [t for t, step in enumerate(good) if step.after.slots[0].stage is SeedStage.HOLDING]
+    assert epochs_of(good, FOSSILIZE)[0] == held[0] + 1
+
+
+def test_the_largest_rule_can_name_what_comes_first() -> None:
+    spec = sized(good=300, bad=900, inert=200, parasite=600)
+    for params, wanted in (({"blueprint": "good"}, 300), ({}, 900)):
+        assert planted_params(episode("largest", spec, place="first", **params))[0] == wanted
+
+
 def test_a_chosen_blueprint_is_the_only_one() -> None:
     spec = world(horizon=40, host=HostCurve(start_pct=60.0, final_pct=60.0))
     steps = episode("periodic", spec, every_epochs=3, blueprint="inert", blend="sigmoid")
@@ -227,7 +245,7 @@ def test_the_heuristic_plants_what_proved_itself_again_and_nothing_that_failed()
 def test_the_heuristic_prefers_what_was_worth_most() -> None:
     fair = SimulatedBlueprint(name="fair", gain_pp=(2.0, 2.0, 2.0), predicted_gain=0.01, params=900)
     spec = replace(only(GOOD), blueprints=(fair, GOOD))
-    steps = episode("heuristic", spec)
+    steps = episode("heuristic", spec, plateau_epochs=3, blend="linear")
     planted = [
         next(s.blueprint for s in steps[t].after.slots if s.age_epochs == 1) for t in epochs_of(steps, GERMINATE)
     ]
@@ -261,6 +279,7 @@ def with_forecast(state: ActionExecutionResult, spec: SimulationSpec, forecast: 
     return replace(state, reports=(report,), post_action_masks=(masks(report, spec.layout, spec.lifecycle),))
 
 
-def test_the_heuristic_leaves_a_host_alone_that_is_learning() -> None:
+def test_the_heuristic_acts_on_a_host_that_is_learning_unless_told_to_wait() -> None:
     spec = world(horizon=40, host=HostCurve(start_pct=10.0, final_pct=95.0, epochs=60.0))
-    assert epochs_of(episode("heuristic", spec), GERMINATE) == []
+    assert epochs_of(episode("heuristic", spec), GERMINATE)[0] == 0
+    assert epochs_of(episode("heuristic", spec, plateau_epochs=3), GERMINATE) == []

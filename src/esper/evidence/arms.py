@@ -5,7 +5,8 @@ Names only, and light: the command line reads this before torch is loaded. How a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -30,6 +31,17 @@ class Arm:
     """True if, given a policy, it depends on what the policy's samples did."""
     rebuilds: bool = False
     """True if it trains a fixed network made after what the subject grew on the same run seed."""
+    searched: bool = False
+    """True if it plays a schedule that `--tune` has searched for."""
+    replays: bool = False
+    """True if it plays what the greedy policy did most often, without looking."""
+    budget: int | None = None
+    """Most parameters of the plain network that it trains; None for arms of another kind."""
+
+    @property
+    def static(self) -> bool:
+        """True if it trains a network that is fixed from the first epoch."""
+        return self.rebuilds or self.budget is not None
 
 
 ARMS: dict[str, Arm] = {
@@ -37,12 +49,16 @@ ARMS: dict[str, Arm] = {
     for arm in (
         Arm(name=BASELINE, description="the host, left alone"),
         Arm(name="schedule", description="a declared list of ops", tunable=True),
+        Arm(name="largest", description="plants the largest seed that fits, one after the other", tunable=True),
         Arm(name="periodic", description="plants every so many epochs", tunable=True),
         Arm(name="plateau", description="plants when the validation loss stops falling", tunable=True),
         Arm(name="fragrow", description="plants the less often the more the host overfits", tunable=True),
-        Arm(name="heuristic", description="auditions blueprints behind a settled host", tunable=True),
+        Arm(name="heuristic", description="auditions blueprints behind the host", tunable=True),
+        Arm(name="search_random", description="best of many random schedules, by halving", searched=True),
+        Arm(name="search_tpe", description="best schedule found by Optuna's TPE", searched=True),
         Arm(name=GREEDY, description="the frozen policy, most likely choice", learned=True),
         Arm(name=SAMPLED, description="the frozen policy, sampled", learned=True),
+        Arm(name="open_loop", description="what the policy did most often, replayed without looking", replays=True),
         Arm(name="random", description="random ops, at the policy's rate if there is one", needs_sampled=True),
         Arm(name="static_final", description="what the subject grew, from scratch for all epochs", rebuilds=True),
         Arm(name="static_wide", description="the host widened to what the subject grew", rebuilds=True),
@@ -56,8 +72,23 @@ ALIASES: Mapping[str, str] = {
     "ppo-greedy": GREEDY,
     "ppo-sampled": SAMPLED,
 }
-DEFAULT_ARMS = (BASELINE, "schedule", "periodic", "plateau", "fragrow", "heuristic")
+DEFAULT_ARMS = (BASELINE, "schedule", "largest", "periodic", "plateau", "fragrow", "heuristic")
+FRONTIER = "static_frontier"
+"""Stands for one arm per budget: the best plain network of at most so many parameters."""
+SEARCHES = tuple(arm.name for arm in ARMS.values() if arm.searched)
 TUNABLE = tuple(arm.name for arm in ARMS.values() if arm.tunable)
+
+
+def static_arm(budget: int) -> Arm:
+    """The arm of one point of the static frontier."""
+    words = f"the best plain network of at most {budget:,} parameters"
+    return Arm(name=f"static_{budget}", description=words, tunable=True, budget=budget)
+
+
+def get_arm(name: str) -> Arm:
+    """An arm by its full name, points of the static frontier included."""
+    found = re.fullmatch(r"static_([1-9][0-9]*)", name)
+    return ARMS[name] if found is None else static_arm(int(found[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +98,9 @@ class EvaluationRequest:
     task: str = "digits_blind"
     """What to evaluate on; `esper tasks` lists them."""
     arms: tuple[str, ...] = ()
-    """What to compare with wait_only: schedule, periodic, plateau, fragrow, heuristic, random, static_final,
-    static_wide, ppo_greedy, ppo_sampled, all, or a policy's folder. Default: fixed controllers."""
+    """What to compare with wait_only: schedule, largest, periodic, plateau, fragrow, heuristic, search_random,
+    search_tpe, random, static_final, static_wide, static_frontier, ppo_greedy, ppo_sampled, open_loop, all, or a
+    policy's folder. Default: fixed controllers."""
     seeds: int = 5
     """Paired run seeds per arm; a claim needs 20."""
     policy: tuple[str, ...] = ()
@@ -81,6 +113,8 @@ class EvaluationRequest:
     """Epochs of every run; default: those of the policy's training, or the task's."""
     budget: int | None = None
     """Most parameters a host and its seeds may have together, in every arm."""
+    budgets: tuple[int, ...] = ()
+    """Sizes at which static_frontier trains a plain network; default: --budget alone."""
     tuned: Path | None = None
     """A tuned.json whose parameters fixed controllers use."""
     data_dir: Path | None = None
@@ -110,7 +144,15 @@ class Lineup:
         return tuple(arm.name for arm in self.arms)
 
 
-def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_widen: bool) -> Lineup:
+def line_up(
+    asked: Sequence[str],
+    *,
+    has_policy: bool,
+    subject: str | None,
+    can_widen: bool,
+    budgets: Sequence[int] = (),
+    found: Collection[str] = SEARCHES,
+) -> Lineup:
     """Turns what the user asked for into arms that can run.
 
     Args:
@@ -118,6 +160,8 @@ def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_
         has_policy: Whether there is a policy to play.
         subject: Whose growth is judged; None takes the greedy policy, or the schedule where there is none.
         can_widen: Whether the host has a width.
+        budgets: Sizes of the static frontier.
+        found: Searches that have found a schedule.
 
     Raises:
         ValueError: An unknown arm, or one that cannot run here.
@@ -125,34 +169,52 @@ def line_up(asked: Sequence[str], *, has_policy: bool, subject: str | None, can_
     words = [word for entry in asked for word in entry.split(",") if word]
     everything = "all" in words
     judged = _name(subject) if subject is not None else GREEDY if has_policy else "schedule"
-    if ARMS[judged].rebuilds or judged == BASELINE:
+    if get_arm(judged).static or judged == BASELINE:
         raise ValueError(f"--subject must be an arm that grows, got {judged!r}")
-    chosen = {_name(word) for word in words if word != "all"}
+    chosen = {_name(word) for word in words if word not in ("all", FRONTIER)}
     notes = []
     if everything:
-        chosen |= {arm.name for arm in ARMS.values() if has_policy or not arm.learned}
+        chosen |= {arm.name for arm in ARMS.values() if has_policy or not (arm.learned or arm.replays)}
+        if lost := [name for name in SEARCHES if name not in found]:
+            chosen -= set(lost)
+            notes.append(f"{' and '.join(lost)} were left out: there is no schedule from a search.")
+    if FRONTIER in words and not budgets:
+        raise ValueError(f"{FRONTIER} needs sizes: pass --budgets, or --budget for one")
+    if everything or FRONTIER in words:
+        chosen |= {static_arm(budget).name for budget in budgets}
     if not can_widen and everything:
         chosen.discard("static_wide")
         notes.append("static_wide was left out: the host has no width to change.")
     if not can_widen and "static_wide" in chosen:
         raise ValueError("static_wide: this host cannot be widened, for it has no hidden layer; leave the arm out")
-    needed = {judged} if has_policy or any(ARMS[name].rebuilds for name in chosen) else set()
-    if has_policy and any(ARMS[name].needs_sampled for name in chosen | needed):
+    needed = {judged} if has_policy or any(get_arm(name).rebuilds for name in chosen) else set()
+    if has_policy and any(get_arm(name).needs_sampled for name in chosen | needed):
         needed.add(SAMPLED)
+    if has_policy and any(get_arm(name).replays for name in chosen | needed):
+        needed.add(GREEDY)
     notes += [f"{name} was added: other arms depend on it." for name in sorted(needed - chosen)]
     chosen |= needed | {BASELINE}
     if "random" in chosen and not has_policy:
         notes.append("random is uniform over what is legal: there is no policy whose rate of ops it could match.")
-    learned = sorted(name for name in chosen if ARMS[name].learned)
+    arms = sorted(map(get_arm, chosen), key=_order)
+    learned = [arm.name for arm in arms if arm.learned or arm.replays]
     if learned and not has_policy:
         raise ValueError(f"{', '.join(learned)} need a trained policy; pass --policy RUN")
-    return Lineup(arms=tuple(arm for arm in ARMS.values() if arm.name in chosen), subject=judged, notes=tuple(notes))
+    if lost := [arm.name for arm in arms if arm.searched and arm.name not in found]:
+        raise ValueError(f"{', '.join(lost)} need a schedule from a search; make one with --tune and pass --tuned")
+    return Lineup(arms=tuple(arms), subject=judged, notes=tuple(notes))
+
+
+def _order(arm: Arm) -> tuple[int, int]:
+    """In the order of the table; the frontier last, by size."""
+    return (len(ARMS), arm.budget) if arm.budget is not None else (list(ARMS).index(arm.name), 0)
 
 
 def _name(word: str) -> str:
     name = ALIASES.get(word, word)
-    if name not in ARMS:
-        close = get_close_matches(word, [*ARMS, *ALIASES], n=1)
+    try:
+        return get_arm(name).name
+    except KeyError:
+        close = get_close_matches(word, [*ARMS, *ALIASES, FRONTIER], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown arm {word!r}. Known: {', '.join(ARMS)}, all.{hint}")
-    return name
+        raise ValueError(f"unknown arm {word!r}. Known: {', '.join(ARMS)}, {FRONTIER}, all.{hint}") from None

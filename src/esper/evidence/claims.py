@@ -11,14 +11,17 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from esper.evidence import limits
-from esper.evidence.arms import ARMS, BASELINE
+from esper.evidence.arms import BASELINE, FRONTIER, SEARCHES, get_arm, static_arm
 from esper.evidence.manifest import CheckResult, EvaluationManifest
 from esper.evidence.summary import Summary
 from esper.leyline import record
 
 SATURATED_TASKS = ("digits_saturated", "digits_mlp")
 """Tasks on which waiting is the right answer."""
-FIXED_RULES = ("random", "schedule", "periodic", "plateau", "fragrow")
+FIXED_RULES = ("random", "schedule", "largest", "periodic", "plateau", "fragrow")
+
+
+Sizes = Callable[[Summary, str], list[CheckResult]]
 
 
 class ClaimOutcome(str, Enum):
@@ -33,11 +36,15 @@ class ClaimOutcome(str, Enum):
     WORSE = "WORSE"
 
 
-def _fewer_param_epochs(summary: Summary, subject: str) -> list[CheckResult]:
-    own, static = (summary.mean(arm, "param_epochs") for arm in (subject, "static_final"))
-    if own is None or static is None:
-        return []
-    return [CheckResult(name="parameter-epochs", passed=own < static, found=f"{own:,.0f}", limit=f"< {static:,.0f}")]
+def _cheaper_than(rival: str) -> Sizes:
+    def cheaper(summary: Summary, subject: str) -> list[CheckResult]:
+        own, static = (summary.mean(arm, "training_macs") for arm in (subject, rival))
+        if own is None or static is None:
+            return []
+        limit = f"< {static:,.0f}"
+        return [CheckResult(name="training MACs", passed=own < static, found=f"{own:,.0f}", limit=limit)]
+
+    return cheaper
 
 
 def _hardly_grown(summary: Summary, subject: str) -> list[CheckResult]:
@@ -58,8 +65,8 @@ class Claim:
     """Arm -> points by which the subject may be below it; with 0 it must be above."""
     learned: bool
     """True for a statement about a learned policy: its learning is checked too."""
-    sizes: Callable[[Summary, str], list[CheckResult]] = lambda summary, subject: []
-    """Conditions on parameters."""
+    sizes: Sizes = lambda summary, subject: []
+    """Conditions on parameters and costs."""
 
 
 @record
@@ -74,23 +81,26 @@ class ClaimVerdict:
 
 def claims_of(manifest: EvaluationManifest) -> list[Claim]:
     """The claims that this evaluation is about: none where fixed controllers are merely put side by side."""
-    learned = ARMS[manifest.subject].learned
-    if manifest.metric != "accuracy" or not (learned or any(ARMS[name].rebuilds for name in manifest.arms)):
+    learned = get_arm(manifest.subject).learned
+    if manifest.metric != "accuracy" or not (learned or any(get_arm(name).static for name in manifest.arms)):
         return []
     above_rules = dict.fromkeys(FIXED_RULES, 0.0)
     above_all = {**above_rules, "heuristic": 0.0}
-    growing = {BASELINE: 0.0, "static_wide": 0.0, "static_final": limits.MARGIN_PP}
+    above_searches = {**above_all, **dict.fromkeys(SEARCHES, 0.0)}
+    bar = FRONTIER if manifest.budget is None else static_arm(manifest.budget).name
+    growing = {BASELINE: 0.0, bar: limits.STATIC_MARGIN_PP}
     waiting = {BASELINE: limits.MARGIN_PP}
     if manifest.task in SATURATED_TASKS:
         words = "knows when not to grow"
         return [Claim(letter="E", words=words, margins_pp=waiting, learned=learned, sizes=_hardly_grown)]
-    claims = [Claim(letter="A", words="growing helps", margins_pp=growing, learned=learned, sizes=_fewer_param_epochs)]
+    words = "growing pays"
+    claims = [Claim(letter="A", words=words, margins_pp=growing, learned=learned, sizes=_cheaper_than(bar))]
     if learned and any(policy["task"] != manifest.task for policy in manifest.policies):
         transfer = {BASELINE: 0.0, **above_all}
         claims.append(Claim(letter="D", words="it transfers", margins_pp=transfer, learned=True))
     elif learned:
         claims.append(Claim(letter="B", words="deciding well helps", margins_pp=above_rules, learned=True))
-        claims.append(Claim(letter="C", words="learning to decide helps", margins_pp=above_all, learned=True))
+        claims.append(Claim(letter="C", words="learning to decide helps", margins_pp=above_searches, learned=True))
     return claims
 
 

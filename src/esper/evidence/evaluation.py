@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 from esper.evidence import limits
-from esper.evidence.arms import ARMS, BASELINE
+from esper.evidence.arms import BASELINE, get_arm
 from esper.evidence.manifest import CheckResult, EvaluationManifest, note_test_access, now
 from esper.evidence.publication import Published, publish
 from esper.evidence.results import RunResult
@@ -116,7 +116,7 @@ def _repeat_one(evaluation: Evaluation, arena: Arena, test: Split) -> CheckResul
     name = evaluation.lineup.subject if evaluation.lineup.subject in evaluation.lineup.names else BASELINE
     policy_id = policy_ids(evaluation.manifest, name)[0]
     seed = EpisodeSeed(env_id=0, episode=0, run_seed=evaluation.manifest.run_seeds[0])
-    (again,) = arena.play(Job(arm=ARMS[name], policy_id=policy_id, seeds=(seed,)), test)
+    (again,) = arena.play(Job(arm=get_arm(name), policy_id=policy_id, seeds=(seed,)), test)
     return same_again(evaluation.store.results[name, policy_id, seed.run_seed], again.result)
 
 

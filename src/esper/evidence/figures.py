@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from esper.evidence import limits
-from esper.evidence.arms import ARMS
+from esper.evidence.arms import SAMPLED, get_arm
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import KEY, Topology
 from esper.evidence.statistics import compare
@@ -20,25 +20,36 @@ from esper.evidence.summary import Summary, exact_mean, metric_column
 from esper.karn.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, YELLOW
 from esper.leyline.files import write_atomic
 
-PICTURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
+PICTURES = ("frontier.png", "compute.png", "paired.png", "curves.png", "growth.png")
 # Colour, marker, line: arms that share a colour differ in the others.
 LOOKS: dict[str, tuple[str, str, str]] = {
     "wait_only": (BLACK, "s", "-"),
     "static_wide": (BLACK, "^", "--"),
     "static_final": (BLACK, "D", ":"),
     "schedule": (BLUE, "o", "-"),
+    "largest": (BLUE, "^", "--"),
     "periodic": (SKY, "o", "-"),
     "plateau": (SKY, "^", "--"),
     "fragrow": (PINK, "o", "-"),
     "heuristic": (GREEN, "o", "-"),
+    "search_random": (YELLOW, "^", "--"),
+    "search_tpe": (YELLOW, "o", "-"),
     "random": (ORANGE, "x", "--"),
     "ppo_greedy": (VERMILION, "*", "-"),
     "ppo_sampled": (VERMILION, "P", "--"),
+    "open_loop": (VERMILION, "v", ":"),
 }
+STATIC_LOOK = (BLACK, "v", "-.")
+"""Of the points of the static frontier."""
 BLUEPRINT_COLORS = (BLUE, VERMILION, GREEN, ORANGE, PINK, SKY, BLACK, YELLOW)
 
 Tables = dict[str, pd.DataFrame]
-"""What each figure shows, by name: frontier, paired, mean_curves, growth."""
+"""What each figure shows, by name: frontier, compute, paired, mean_curves, growth."""
+
+
+def look(arm: str) -> tuple[str, str, str]:
+    """Colour, marker and line of an arm."""
+    return STATIC_LOOK if get_arm(arm).budget is not None else LOOKS[arm]
 
 
 def figure_tables(
@@ -53,6 +64,7 @@ def figure_tables(
         "frontier": pd.DataFrame(
             [_frontier_point(manifest, arm, rows[rows["arm"] == arm]) for arm in summary.means.index]
         ),
+        "compute": _compute_table(manifest, summary),
         "paired": _paired_table(manifest, summary),
         "mean_curves": _mean_curves(manifest, curves),
         "growth": _growth_table(manifest, topologies),
@@ -73,8 +85,38 @@ def _frontier_point(manifest: EvaluationManifest, arm: str, own: pd.DataFrame) -
     }
 
 
+def _compute_table(manifest: EvaluationManifest, summary: Summary) -> pd.DataFrame:
+    """Every arm's score, what one run of it cost, and what was spent before that run could be made."""
+    names = ["arm", "score", "run_macs", "before_macs", "total_macs"]
+    rows = []
+    for arm, mean in summary.means.iterrows():
+        before = _macs_before(manifest, summary, str(arm))
+        macs = mean["training_macs"]
+        total = None if before is None else before + macs
+        rows.append((arm, mean[metric_column(manifest)], macs, before, total))
+    return pd.DataFrame(rows, columns=names)
+
+
+def _macs_before(manifest: EvaluationManifest, summary: Summary, arm: str) -> float | None:
+    """Tuning or search of a fixed arm, as counted; a policy's training, by its host epochs and what one costs here.
+
+    None: not known, which is so for arms that copy what another one grew.
+    """
+    row = get_arm(arm)
+    if row.learned or row.replays:
+        macs, epochs = (summary.mean(SAMPLED, name) for name in ("training_macs", "host_epochs"))
+        if macs is None or not epochs:
+            macs, epochs = (summary.mean(arm, name) for name in ("training_macs", "host_epochs"))
+        spent = statistics.fmean(policy["host epochs"] for policy in manifest.policies)
+        return spent * macs / epochs if macs is not None and epochs else None
+    if row.rebuilds:
+        return None
+    tuning = {} if manifest.tuning is None else manifest.tuning.get("training MACs", {})
+    return float(tuning.get(arm, 0))
+
+
 def _paired_table(manifest: EvaluationManifest, summary: Summary) -> pd.DataFrame:
-    pairs = summary.subject_against if ARMS[manifest.subject].learned else summary.against_baseline
+    pairs = summary.subject_against if get_arm(manifest.subject).learned else summary.against_baseline
     names = ["mean", "low", "high", "num_pairs"]
     return pd.DataFrame(
         [{"label": f"{p.first} - {p.second}", **{n: getattr(p.difference, n) for n in names}} for p in pairs],
@@ -105,13 +147,14 @@ def _growth_table(manifest: EvaluationManifest, topologies: Sequence[Topology]) 
 
 
 def draw_figures(folder: Path, manifest: EvaluationManifest, rows: pd.DataFrame, tables: Tables) -> bool:
-    """Draws the four figures. False, and no file, if matplotlib is not installed."""
+    """Draws the figures. False, and no file, if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:
         return False
     mpl.use("Agg")
     _draw_frontier(folder / "frontier.png", manifest, rows, tables["frontier"])
+    _draw_compute(folder / "compute.png", manifest, tables["compute"])
     _draw_paired(folder / "paired.png", manifest, tables["paired"])
     _draw_curves(folder / "curves.png", manifest, tables["mean_curves"])
     _draw_growth(folder / "growth.png", manifest, tables["growth"])
@@ -148,7 +191,7 @@ def _bars(mean: float, low: float | None, high: float | None) -> list[list[float
 def _draw_frontier(path: Path, manifest: EvaluationManifest, rows: pd.DataFrame, points: pd.DataFrame) -> None:
     figure, ((axes,),) = _figure(7.5, 5)
     for point in points.itertuples():
-        color, marker, _ = LOOKS[point.arm]
+        color, marker, _ = look(point.arm)
         own = rows[rows["arm"] == point.arm]
         axes.scatter(
             own["params"], own[metric_column(manifest)], color=color, marker=marker, s=12, alpha=0.35, linewidths=0.8
@@ -165,7 +208,8 @@ def _draw_frontier(path: Path, manifest: EvaluationManifest, rows: pd.DataFrame,
             linestyle="none",
             label=point.arm,
         )
-    static = points[points["arm"].isin(["wait_only", "static_wide"])].sort_values("params", kind="stable")
+    plain = [get_arm(arm).budget is not None for arm in points["arm"]]
+    static = points[plain].sort_values("params", kind="stable")
     if len(static) > 1:
         axes.plot(static["params"], static["score"], color="0.5", linestyle="--", zorder=0)
     axes.set(
@@ -173,6 +217,23 @@ def _draw_frontier(path: Path, manifest: EvaluationManifest, rows: pd.DataFrame,
         xlabel="parameters of the committed network",
         ylabel=_metric_label(manifest, "test"),
         title=_title(manifest, "size and score after the last epoch"),
+    )
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_compute(path: Path, manifest: EvaluationManifest, points: pd.DataFrame) -> None:
+    """One point per arm whose whole cost is known, a line back to what its run alone costs."""
+    figure, ((axes,),) = _figure(7.5, 5)
+    for point in points[points["total_macs"].notna()].itertuples():
+        color, marker, _ = look(point.arm)
+        axes.plot([point.run_macs, point.total_macs], [point.score] * 2, color=color, linewidth=1, alpha=0.6)
+        axes.plot([point.total_macs], [point.score], color=color, marker=marker, linestyle="none", label=point.arm)
+    axes.set(
+        xscale="log",
+        xlabel="multiply-accumulates of training: one run (left end), all that led to it (marker)",
+        ylabel=_metric_label(manifest, "test"),
+        title=_title(manifest, "score and whole cost"),
     )
     axes.legend(fontsize=8)
     _save(figure, path)
@@ -196,7 +257,7 @@ def _draw_paired(path: Path, manifest: EvaluationManifest, points: pd.DataFrame)
 def _draw_curves(path: Path, manifest: EvaluationManifest, curves: pd.DataFrame) -> None:
     figure, ((axes,),) = _figure(7.5, 5)
     for arm, own in curves.groupby("arm", sort=False):
-        color, _, line = LOOKS[str(arm)]
+        color, _, line = look(str(arm))
         axes.plot(own["epoch"], own["mean"], color=color, linestyle=line, label=arm)
         low, high = own["mean"] - own["sd"], own["mean"] + own["sd"]
         axes.fill_between(own["epoch"], low, high, color=color, alpha=0.08, linewidth=0)

@@ -6,6 +6,7 @@ difference.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from esper.kasmina import MorphogeneticModel, export_module
 from esper.leyline import (
     ActionExecutionResult,
     ActionSpec,
+    BlueprintCard,
     EpisodeSeed,
     EpochReport,
     HostLayout,
@@ -89,6 +91,24 @@ class HostRun:
     """Ops carried out, by kind."""
     controller_s: float
     """Seconds its controller took to decide; controllers that decide for several hosts at once share equally."""
+    rows_per_epoch: int
+    """Training rows."""
+
+    @property
+    def training_macs(self) -> int:
+        """Multiply-accumulates of all training, each epoch with the seeds that were in place at its end."""
+        layout = self.model.layout
+        return sum(
+            layout.training_macs(
+                self.rows_per_epoch,
+                [
+                    (slot.slot_id, slot.blueprint)
+                    for slot in report.slots
+                    if slot.blueprint is not None and slot.stage.has_seed
+                ],
+            )
+            for report in self.reports
+        )
 
     @property
     def grown_seeds(self) -> tuple[GrownSeed, ...]:
@@ -134,6 +154,7 @@ class HostRunner(ExitStack):
         super().__init__()
         self._task = task
         self._train_rows = len(data.train)
+        self._rows_per_epoch = min(self._train_rows, task.samples_per_epoch or self._train_rows)
         with ExitStack() as stack:
             scratch = stack.enter_context(scratch_folder())
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
@@ -158,13 +179,13 @@ class HostRunner(ExitStack):
         return Setting(layout=self.layout, lifecycle=self._task.lifecycle, run_seed=run_seed)
 
     def controller(self, name: str, run_seed: int = 0, **params: Any) -> PolicyProtocol:
-        """A controller that is not learned. The parameters of `schedule` are those of `default_schedule`.
+        """A controller that is not learned. The parameters of `schedule` are `entries`, or those of `default_schedule`.
 
         Raises:
             ValueError: There is no such controller, or a parameter is unknown or out of range.
         """
         setting = self.setting(run_seed)
-        if name == "schedule":
+        if name == "schedule" and "entries" not in params:
             params = {"entries": default_schedule(setting, self._task.horizon, **params)}
         return make_controller(name, setting, **params)
 
@@ -188,6 +209,7 @@ class HostRunner(ExitStack):
                 reports=tuple(recorder.reports[seed.env_id]),
                 num_ops=recorder.num_ops[seed.env_id],
                 controller_s=recorder.controller_s / len(seeds),
+                rows_per_epoch=self._rows_per_epoch,
             )
             for seed in seeds
         )
@@ -267,11 +289,18 @@ def _by_env(state: ActionExecutionResult) -> dict[int, ActionExecutionResult]:
 
 
 def default_schedule(
-    setting: Setting, horizon: int, blueprint: str | None = None, *, blend: str = DEFAULT_BLEND, gap: int = 1
+    setting: Setting,
+    horizon: int,
+    blueprint: str | None = None,
+    *,
+    blend: str = DEFAULT_BLEND,
+    gap: int = 1,
+    fill: bool = False,
 ) -> tuple[ScheduleEntry, ...]:
     """One seed after the other in every slot where it fits, each kept as soon as its gate allows.
 
-    The last quarter of the epochs is left free, so that what was grown can settle.
+    The last quarter of the epochs is left free, so that what was grown can settle. Where the budget has no room for
+    the blueprint, the largest that fits takes its place.
 
     Args:
         setting: The hosts.
@@ -279,22 +308,55 @@ def default_schedule(
         blueprint: What to plant; None takes one that suits the topology of each slot.
         blend: How it is blended in.
         gap: Epochs from keeping one seed to planting the next.
+        fill: Choose the seeds, whatever they are, so that they use most of the budget.
     """
-    keys = tuple(DEFAULT_BLUEPRINT.values()) if blueprint is None else (blueprint,)
-    kept_after = life_epochs(setting.lifecycle, blend)
+    step = life_epochs(setting.lifecycle, blend) + gap
+    count = max(0, math.ceil((horizon * 3 // 4 - step + gap) / step))
+    seeds = _fill_budget(setting, count) if fill else _same_in_every_slot(setting, count, blueprint)
     entries: list[ScheduleEntry] = []
-    start = 0
-    for slot in setting.layout.slots:
-        key = next((key for key in keys if setting.layout.card(slot.slot_id, key).fits), None)
-        if key is None or start + kept_after >= horizon * 3 // 4:
-            continue
+    for number, (slot_id, key) in enumerate(seeds):
+        start = number * step
         entries += [
-            ScheduleEntry(epoch=start, op=LifecycleOp.GERMINATE, slot=slot.slot_id, blueprint=key, blend=blend),
-            ScheduleEntry(epoch=start + setting.lifecycle.min_training, op=LifecycleOp.ADVANCE, slot=slot.slot_id),
-            ScheduleEntry(epoch=start + kept_after, op=LifecycleOp.FOSSILIZE, slot=slot.slot_id),
+            ScheduleEntry(epoch=start, op=LifecycleOp.GERMINATE, slot=slot_id, blueprint=key, blend=blend),
+            ScheduleEntry(epoch=start + setting.lifecycle.min_training, op=LifecycleOp.ADVANCE, slot=slot_id),
+            ScheduleEntry(epoch=start + step - gap, op=LifecycleOp.FOSSILIZE, slot=slot_id),
         ]
-        start += kept_after + gap
     return tuple(entries)
+
+
+def _same_in_every_slot(setting: Setting, count: int, blueprint: str | None) -> list[tuple[str, str]]:
+    keys = tuple(DEFAULT_BLUEPRINT.values()) if blueprint is None else (blueprint,)
+    layout, room, seeds = setting.layout, _room(setting), list[tuple[str, str]]()
+    for slot_id in layout.slot_ids:
+        cards = [card for card in _fitting(layout, slot_id) if card.max_params <= room]
+        wanted = [card for card in cards if card.blueprint in keys]
+        usable = any(layout.card(slot_id, key).fits for key in keys)
+        if len(seeds) < count and usable and cards:
+            card = max(wanted or cards, key=lambda card: card.params)
+            seeds.append((slot_id, card.blueprint))
+            room -= card.max_params
+    return seeds
+
+
+def _fill_budget(setting: Setting, count: int) -> list[tuple[str, str]]:
+    """At most `count` seeds, one per slot, that together come closest to the budget from below."""
+    best: dict[tuple[int, float], list[tuple[str, str]]] = {(0, 0): []}
+    for slot_id in setting.layout.slot_ids:
+        for (number, total), seeds in list(best.items()):
+            for card in _fitting(setting.layout, slot_id):
+                if number < count and total + card.max_params <= _room(setting):
+                    best.setdefault((number + 1, total + card.max_params), [*seeds, (slot_id, card.blueprint)])
+    return best[max(best, key=lambda key: key[1])]
+
+
+def _fitting(layout: HostLayout, slot_id: str) -> list[BlueprintCard]:
+    return [card for card in layout.cards[layout.slot_position(slot_id)] if card.fits]
+
+
+def _room(setting: Setting) -> float:
+    """Parameters that seeds may have together."""
+    budget = setting.lifecycle.param_budget
+    return math.inf if budget is None else budget - setting.layout.host_params
 
 
 def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, split: Split) -> tuple[float, float]:

@@ -20,6 +20,8 @@ MAX_ROLLBACKS = 3
 
 MARGIN_PP = 0.5
 """Points by which "not worse" may be worse."""
+STATIC_MARGIN_PP = 0.3
+"""The same against the best plain network of the same size."""
 MAX_GROWTH = 1.1
 """Parameters of a network that had no reason to grow, as a multiple of its host's."""
 MAX_RATE_GAP = 0.1

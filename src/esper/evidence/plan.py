@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from esper.evidence.arms import ALIASES, ARMS, DEFAULT_ARMS, GREEDY, EvaluationRequest, Lineup, line_up
+from esper.evidence.arms import (
+    ALIASES,
+    ARMS,
+    DEFAULT_ARMS,
+    FRONTIER,
+    GREEDY,
+    EvaluationRequest,
+    Lineup,
+    line_up,
+)
 from esper.evidence.host_runs import task_with
 from esper.evidence.learning_checks import check_training
 from esper.evidence.manifest import (
@@ -44,14 +53,25 @@ def prepare(request: EvaluationRequest) -> Evaluation:
     data = load_task_data(task, request.data_dir)
     store = ResultStore(request.folder)
     default = (*DEFAULT_ARMS, GREEDY, "random") if policies else DEFAULT_ARMS
-    started = [name for name in ARMS if any(row.arm == name for row in store.results.values())]  # they stay
+    started = list(dict.fromkeys(row.arm for row in store.results.values()))  # they stay
+    settings, tuning = ({}, None) if request.tuned is None else read_tuned(request.tuned, task)
+    if request.blueprint is not None:
+        settings["schedule"] = {**settings.get("schedule", {}), "blueprint": request.blueprint}
     lineup = line_up(
         [*(names or default), *started],
         has_policy=bool(policies),
         subject=request.subject,
         can_widen=can_widen(task.host),
+        budgets=frontier_budgets(request),
+        found=settings.keys(),
     )
-    manifest = _manifest(request, task, data, replace(lineup, notes=(*lineup.notes, *notes)), policies)
+    notes += [
+        f"{arm.name} has the proportions of the host: no network was chosen for it with --tune."
+        for arm in lineup.arms
+        if arm.budget is not None and arm.name not in settings
+    ]
+    lineup = replace(lineup, notes=(*lineup.notes, *notes))
+    manifest = _manifest(request, task, data, lineup, policies, settings, tuning)
     store.require(manifest.setup, set(manifest.policy_ids))
     if store.results and (request.folder / MANIFEST).is_file():
         manifest = _continued(manifest, EvaluationManifest.load(request.folder))
@@ -67,12 +87,15 @@ def prepare(request: EvaluationRequest) -> Evaluation:
 
 
 def _manifest(
-    request: EvaluationRequest, task: TaskSpec, data: Dataset, lineup: Lineup, policies: Sequence[LoadedPolicy]
+    request: EvaluationRequest,
+    task: TaskSpec,
+    data: Dataset,
+    lineup: Lineup,
+    policies: Sequence[LoadedPolicy],
+    settings: Mapping[str, Any],
+    tuning: Mapping[str, Any] | None,
 ) -> EvaluationManifest:
     """The manifest of a first start."""
-    settings, tuning = ({}, None) if request.tuned is None else read_tuned(request.tuned, task)
-    if request.blueprint is not None:
-        settings["schedule"] = {**settings.get("schedule", {}), "blueprint": request.blueprint}
     code = code_version()
     facts = f"{task} {data.sha256} {sorted(settings.items())} {lineup.subject} {code}"
     return EvaluationManifest(
@@ -121,12 +144,17 @@ def _continued(manifest: EvaluationManifest, before: EvaluationManifest) -> Eval
     )
 
 
+def frontier_budgets(request: EvaluationRequest) -> tuple[int, ...]:
+    """Sizes of the static frontier: those asked for, or the budget of the evaluation."""
+    return request.budgets or (() if request.budget is None else (request.budget,))
+
+
 def names_and_places(asked: Sequence[str], sources: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Arms by name, and folders with policies; a folder among the arms is a policy to be played greedily."""
     names: list[str] = []
     places = [Path(place) for entry in sources for place in entry.split(",") if place]
     for word in (word for entry in asked for word in entry.split(",") if word):
-        if word in ARMS or word in ALIASES or word == "all" or not Path(word).is_dir():
+        if word in ARMS or word in ALIASES or word in ("all", FRONTIER) or not Path(word).is_dir():
             names.append(word)
         else:
             places.append(Path(word))

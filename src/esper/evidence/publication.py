@@ -18,13 +18,14 @@ from rich import box
 from rich.table import Table
 
 from esper.evidence import limits
-from esper.evidence.arms import ARMS, SAMPLED
+from esper.evidence.arms import SAMPLED, get_arm
 from esper.evidence.claims import ClaimOutcome, ClaimVerdict, judge_claims
 from esper.evidence.figures import PICTURES, draw_figures, figure_tables
 from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest
 from esper.evidence.results import CURVES, KEY, OK, RESULTS, TOPOLOGIES, read_curves, read_results, read_topologies
 from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
 from esper.evidence.summary import FIGURES, ArmPair, Summary, expected_runs, summarise
+from esper.evidence.tuning import words_of
 from esper.karn.page import render_page
 from esper.leyline import record
 from esper.leyline.files import read_regular, write_atomic
@@ -33,7 +34,9 @@ from esper.leyline.rundir import REPORT_FILE
 GROWTH_OPS = ("germinate", "advance", "prune", "fossilize")
 MAX_PICTURE_BYTES = 20_000_000
 CAPTIONS = {
-    "frontier.png": "Size and score of every run after the last epoch, and the mean of every arm.",
+    "frontier.png": "Size and score of every run after the last epoch, and the mean of every arm; the line is the best "
+    "plain network of each size.",
+    "compute.png": "Score and all that it cost: the run itself, and before it tuning, search or the policy's training.",
     "paired.png": "Differences over pairs: mean and interval.",
     "curves.png": "The committed network at every epoch, on validation data.",
     "growth.png": "What grew where and when, run by run.",
@@ -95,16 +98,17 @@ def _rows(path: Path, manifest: EvaluationManifest) -> pd.DataFrame:
 def header(manifest: EvaluationManifest) -> list[str]:
     """The columns of the main table."""
     unit = "points" if manifest.metric == "accuracy" else "nats"
-    pair = f"{manifest.subject} - arm" if ARMS[manifest.subject].learned else "gain over wait_only"
+    pair = f"{manifest.subject} - arm" if get_arm(manifest.subject).learned else "gain over wait_only"
     return [
-        *("arm", "accuracy (%)", "loss (nats)", "parameters", "peak", "parameter-epochs", "seconds", "kept"),
+        *("arm", "accuracy (%)", "loss (nats)", "parameters", "peak", "parameter-epochs"),
+        *("training GMACs", "seconds", "kept"),
         *(f"{pair} ({unit})", "p (Holm)", "W/T/L", "failed"),
     ]
 
 
 def cells(manifest: EvaluationManifest, summary: Summary) -> list[list[str]]:
     """One row per arm, best first."""
-    if ARMS[manifest.subject].learned:
+    if get_arm(manifest.subject).learned:
         pairs = {pair.second: pair for pair in summary.subject_against}
     else:
         pairs = {pair.first: pair for pair in summary.against_baseline}
@@ -118,6 +122,7 @@ def cells(manifest: EvaluationManifest, summary: Summary) -> list[list[str]]:
                 _with_sd(mean["test_accuracy_pct"], sd["test_accuracy_pct"], ".2f"),
                 _with_sd(mean["test_loss"], sd["test_loss"], ".3f"),
                 *(f"{mean[name]:,.0f}" for name in ("params", "peak_params", "param_epochs")),
+                f"{mean['training_macs'] / 1e9:,.3g}",
                 f"{mean['run_s']:.1f}",
                 f"{mean['num_kept']:.1f}",
                 *(("", "", "") if pair is None else _pair_cells(pair, digits)),
@@ -145,7 +150,7 @@ def _with_sd(mean: float, sd: float, form: str) -> str:
 
 def terminal_table(manifest: EvaluationManifest, summary: Summary) -> Table:
     """The main table, without the columns that only a file has room for."""
-    hidden = {"peak", "parameter-epochs", "kept", "p (Holm)"}
+    hidden = {"peak", "parameter-epochs", "kept", "p (Holm)", "seconds"}
     hidden.add("loss (nats)" if manifest.metric == "accuracy" else "accuracy (%)")
     if not summary.num_failed.any():
         hidden.add("failed")
@@ -283,12 +288,13 @@ def _result(check: CheckResult) -> list[str]:
 
 def _detail(manifest: EvaluationManifest, arm: str, mean: pd.Series) -> list[str]:
     ops = "/".join(f"{mean[f'num_{op}']:.1f}" for op in GROWTH_OPS)
-    settings = _plain(manifest.settings.get(arm, {})) or "defaults"
-    return [arm, ARMS[arm].description, settings, ops, f"{mean['num_rollbacks']:.2f}"]
+    settings = words_of(manifest.settings.get(arm, {})) or "defaults"
+    return [arm, get_arm(arm).description, settings, ops, f"{mean['num_rollbacks']:.2f}"]
 
 
 def _plain(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+    words = {name: f"({_plain(value)})" if isinstance(value, Mapping) else value for name, value in settings.items()}
+    return ", ".join(f"{name} {value}" for name, value in words.items())
 
 
 def _cell(value: Any) -> str:

@@ -52,6 +52,8 @@ class RunResult:
     peak_params: int
     param_epochs: int
     """Sum over epochs of all parameters that were trained then: a proxy for work."""
+    training_macs: int
+    """Multiply-accumulates of all training, forward and backward, of the network as it was in each epoch."""
     host_epochs: int
     num_wait: int
     num_germinate: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -16,11 +17,11 @@ from typing import Any
 import pandas as pd
 
 from esper.evidence import limits
-from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm, Lineup
-from esper.evidence.host_runs import HostRun, HostRunner, SideBySide, score_committed
+from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm, Lineup, get_arm
+from esper.evidence.host_runs import GrownSeed, HostRun, HostRunner, SideBySide, score_committed
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
-from esper.evidence.static_networks import KeptSeed, StaticNetwork, widened
+from esper.evidence.static_networks import KeptSeed, StaticNetwork, read_host, static_family, widened
 from esper.leyline import (
     EpisodeSeed,
     LifecycleOp,
@@ -34,6 +35,7 @@ from esper.simic.client import FrozenPolicy
 from esper.simic.run.run_state import LoadedPolicy
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.random_controllers import RATED_OPS
+from esper.tamiyo.schedule import ScheduleEntry, read_schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +90,10 @@ class Arena(ExitStack):
             ValueError: A parameter is unknown or out of range.
         """
         for arm in arms:
-            if not (arm.learned or arm.rebuilds or arm.needs_sampled):
-                self._fixed(self._open(None), arm.name, 0)
+            if arm.budget is not None:
+                self._plain_network(arm)
+            elif not (arm.learned or arm.rebuilds or arm.needs_sampled or arm.replays):
+                self._fixed(self._open(None), arm, 0)
 
     def play(self, job: Job, test: Split) -> Iterator[FinishedRun]:
         """Plays a job and scores its networks. What fails fails alone."""
@@ -112,8 +116,8 @@ class Arena(ExitStack):
     # ---- who plays
 
     def _play(self, job: Job) -> tuple[HostRun, ...]:
-        runner = self._open((job.arm.name, job.policy_id) if job.arm.rebuilds else None)
-        if job.arm.rebuilds:
+        runner = self._open((job.arm.name, job.policy_id) if job.arm.static else None)
+        if job.arm.static:
             return runner.run(runner.controller(BASELINE), job.seeds)
         controllers = {seed.env_id: self._controller(runner, job, seed.run_seed) for seed in job.seeds}
         return runner.run(SideBySide(controllers), job.seeds)
@@ -134,14 +138,29 @@ class Arena(ExitStack):
         if job.arm.needs_sampled and job.policy_id:
             rates = realised_rates(self._evaluation.store, job.policy_id)
             return make_controller("rate_matched", runner.setting(run_seed), rates=rates)
-        return self._fixed(runner, job.arm.name, run_seed)
+        if job.arm.replays:
+            entries = modal_schedule(self._evaluation.store, job.policy_id)
+            return runner.controller("schedule", run_seed, entries=entries)
+        return self._fixed(runner, job.arm, run_seed)
 
-    def _fixed(self, runner: HostRunner, name: str, run_seed: int) -> PolicyProtocol:
-        return runner.controller(name, run_seed, **self._evaluation.manifest.settings.get(name, {}))
+    def _fixed(self, runner: HostRunner, arm: Arm, run_seed: int) -> PolicyProtocol:
+        params = self._evaluation.manifest.settings.get(arm.name, {})
+        if arm.searched:
+            return runner.controller("schedule", run_seed, entries=read_schedule(params["entries"]))
+        return runner.controller(arm.name, run_seed, **params)
+
+    def _plain_network(self, arm: Arm) -> StaticNetwork:
+        """What was chosen on validation data; untuned, the host's own proportions."""
+        assert arm.budget is not None
+        chosen = self._evaluation.manifest.settings.get(arm.name)
+        host = static_family(self._task, arm.budget)[0] if chosen is None else read_host(chosen["host"])
+        return StaticNetwork(host=host, kept=())
 
     def _networks(self, arm: str, policy_id: str) -> dict[int, StaticNetwork]:
-        """The starting network of every run seed on which the subject has grown one."""
+        """The starting network of every run seed; of those on which the subject has grown one if made after it."""
         store, subject = self._evaluation.store, self._evaluation.manifest.subject
+        if get_arm(arm).budget is not None:
+            return dict.fromkeys(self._evaluation.manifest.run_seeds, self._plain_network(get_arm(arm)))
         return {
             result.run_seed: StaticNetwork(host=widened(self._task, result.params), kept=())
             if arm == "static_wide"
@@ -175,6 +194,7 @@ class Arena(ExitStack):
             params=run.reports[-1].committed_params,
             peak_params=max(sizes),
             param_epochs=sum(sizes),
+            training_macs=run.training_macs,
             host_epochs=len(sizes),
             num_ops=run.num_ops,
             num_rollbacks=num_rollbacks,
@@ -208,6 +228,7 @@ class Arena(ExitStack):
             params=params,
             peak_params=params,
             param_epochs=0,
+            training_macs=0,
             host_epochs=0,
             num_ops=dict.fromkeys(LifecycleOp, 0),
             num_rollbacks=0,
@@ -247,6 +268,33 @@ def realised_rates(store: ResultStore, policy_id: str) -> dict[str, float]:
     rates["FOSSILIZE"] = min(rates["FOSSILIZE"], rates["ADVANCE"])
     rates["PRUNE"] = min(rates["PRUNE"], rates["GERMINATE"] - rates["FOSSILIZE"])
     return rates
+
+
+def modal_schedule(store: ResultStore, policy_id: str) -> tuple[ScheduleEntry, ...]:
+    """The ops that the greedy policy took on most run seeds; among equals, where the validation score was best."""
+    rows = [row for row in store.results.values() if row.arm == GREEDY and row.policy_id == policy_id]
+    assert rows, "the greedy policy runs before its replay"
+    taken = {row.key: ops_of(store.topologies[row.key].lives) for row in rows}
+    count = Counter(taken.values())
+    best = max(rows, key=lambda row: (count[taken[row.key]], row.val_accuracy_pct, -row.val_loss))
+    return taken[best.key]
+
+
+def ops_of(lives: Sequence[GrownSeed]) -> tuple[ScheduleEntry, ...]:
+    """The lives of seeds as a schedule that leads to them again."""
+    entries = []
+    for life in lives:
+        moves = (
+            (life.planted, LifecycleOp.GERMINATE),
+            (life.blended, LifecycleOp.ADVANCE),
+            (life.kept, LifecycleOp.FOSSILIZE),
+            (life.pruned, LifecycleOp.PRUNE),
+        )
+        for epoch, op in moves:
+            if epoch is not None:
+                seed = (life.blueprint, life.blend) if op is LifecycleOp.GERMINATE else (None, None)
+                entries.append(ScheduleEntry(epoch=epoch - 1, op=op, slot=life.slot, blueprint=seed[0], blend=seed[1]))
+    return tuple(sorted(entries, key=lambda entry: entry.epoch))
 
 
 def _curve(job: Job, run: HostRun) -> pd.DataFrame:

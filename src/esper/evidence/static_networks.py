@@ -1,4 +1,4 @@
-"""Networks that are fixed from the first epoch: what somebody grew, built at once, or a wider host.
+"""Networks that are fixed from the first epoch: what somebody grew, built at once, a wider host, or a plain family.
 
 They train in the same workers, on the same batches and for the same epochs as growing hosts, and only wait.
 """
@@ -6,14 +6,16 @@ They train in the same workers, on the same batches and for the same epochs as g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 from esper.kasmina import HostSpec, MorphogeneticModel, build_host
 from esper.kasmina.layers import generator_for
 from esper.leyline import Cause, EpisodeSeed, SeedStage, derive_seed, record
+from esper.runtime.datasets import get_source
 from esper.runtime.tasks import TaskSpec, count_host_params
 from esper.simic.training.env_factory import WorkerSpec, build_worker, create_env_state
 from esper.simic.training.parallel_env_state import EnvRecipe, ParallelEnvState
@@ -99,7 +101,7 @@ def _plant_for_good(model: MorphogeneticModel, kept: KeptSeed, seed: EpisodeSeed
 
 def can_widen(host: HostSpec) -> bool:
     """True if the host has a width."""
-    return host.kind == "transformer" or bool(_widths(host))
+    return bool(_widths(host))
 
 
 def widened(task: TaskSpec, params: int) -> HostSpec:
@@ -117,8 +119,129 @@ def widened(task: TaskSpec, params: int) -> HostSpec:
     return _scaled(host, factor)
 
 
+def read_host(saved: Mapping[str, Any]) -> HostSpec:
+    """A host from its JSON form.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        return HostSpec(kind=saved["kind"], kwargs=dict(saved["kwargs"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not a host: expected kind and kwargs, got {saved}") from error
+
+
+def describe_host(host: HostSpec) -> str:
+    """Kind, widths and depth in a few words."""
+    if host.kind == "transformer":
+        return f"transformer, width {host.kwargs['dim']}, {host.kwargs['layers']} layers"
+    widths = "-".join(map(str, _widths(host))) or "linear"
+    if host.kind == "mlp":
+        return f"mlp {widths}"
+    return f"cnn {widths}, kernel {host.kwargs['kernel']}, {sum(host.kwargs['pool'])} pools"
+
+
+# ---- the static family: what a person would try who does not grow
+
+CNN_SHAPES = ((1, 2), (1, 1, 1), (1, 2, 2), (1, 2, 4), (1, 1, 1, 1), (1, 2, 2, 2), (1, 2, 2, 4))
+"""Widths of the blocks, in proportion."""
+CNN_POOLS = (1, 2, 3)
+MLP_SHAPES = ((1,), (1, 1), (2, 1), (1, 1, 1))
+TRANSFORMER_LAYERS = (1, 2, 3, 4)
+SMALLEST_IMAGE = 2
+"""Pixels a side that must be left after the last pool."""
+
+
+def static_family(task: TaskSpec, budget: int) -> tuple[HostSpec, ...]:
+    """Plain networks of the task's kind, each as wide as the budget allows. The task's own proportions come first.
+
+    Convolutions are 3x3 even where the host's are not: a rival is not built to lose.
+
+    Raises:
+        ValueError: Not even the narrowest of them fits.
+    """
+    fitting = [fit_to_budget(task, shape, budget) for shape in _shapes(task)]
+    family = tuple({str(host): host for host in fitting if host is not None}.values())
+    if not family:
+        raise ValueError(f"no plain {task.host.kind} network for {task.name} has at most {budget:,} parameters")
+    return family
+
+
+def fit_to_budget(task: TaskSpec, shape: HostSpec, budget: int) -> HostSpec | None:
+    """A network with the proportions of `shape`, as wide as fits; None if its narrowest form is too large.
+
+    All widths grow together as far as they can, then one after the other by the smallest step, the last one first.
+    """
+
+    def fits(widths: Sequence[int]) -> bool:
+        return count_host_params(replace(task, host=_with_widths(shape, widths))) <= budget
+
+    unit = int(shape.kwargs["heads"]) if shape.kind == "transformer" else 1
+    parts = [width / min(_widths(shape)) for width in _widths(shape)]
+
+    def scaled(factor: int) -> list[int]:
+        return [unit * int(factor * part) for part in parts]
+
+    if not fits(scaled(1)):
+        return None
+    low, high = 1, 2
+    while parts and fits(scaled(high)):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(scaled(middle)) else (low, middle)
+    widths = scaled(low)
+    for position in reversed(range(len(widths))):
+        while fits([*widths[:position], widths[position] + unit, *widths[position + 1 :]]):
+            widths[position] += unit
+    return _with_widths(shape, widths)
+
+
+def _shapes(task: TaskSpec) -> Iterator[HostSpec]:
+    """Every depth and proportion of the family, widths in their smallest form."""
+    host = task.host
+    if host.kind == "transformer":
+        own = int(host.kwargs["layers"])
+        for layers in (own, *(number for number in TRANSFORMER_LAYERS if number != own)):
+            yield HostSpec(kind=host.kind, kwargs={**host.kwargs, "layers": layers})
+    elif host.kind == "mlp":
+        own_widths = tuple(_widths(host))
+        for parts in dict.fromkeys((own_widths, (), *MLP_SHAPES)):
+            yield _with_widths(host, parts)
+    else:
+        yield from _cnn_shapes(task)
+
+
+def _cnn_shapes(task: TaskSpec) -> Iterator[HostSpec]:
+    shape, side = task.host, _image_side(task)
+    yield HostSpec(kind=shape.kind, kwargs={**shape.kwargs, "kernel": 3})
+    for parts, pools in product(CNN_SHAPES, CNN_POOLS):
+        if pools < len(parts) and side >> pools >= SMALLEST_IMAGE:
+            pool = [block < pools for block in range(len(parts))]
+            kwargs = {**shape.kwargs, "channels": list(parts), "kernel": 3, "pool": pool}
+            yield HostSpec(kind=shape.kind, kwargs=kwargs)
+
+
+def _image_side(task: TaskSpec) -> int:
+    row_shape = get_source(task.data).row_shape
+    assert row_shape is not None
+    return row_shape[-1]
+
+
+def _with_widths(shape: HostSpec, widths: Sequence[int]) -> HostSpec:
+    change = {"dim": widths[0]} if shape.kind == "transformer" else {_WIDTHS_OF[shape.kind]: list(widths)}
+    return HostSpec(kind=shape.kind, kwargs={**shape.kwargs, **change})
+
+
+# ---- widths of a host
+
+_WIDTHS_OF = {"mlp": "hidden", "cnn": "channels"}
+
+
 def _widths(host: HostSpec) -> Sequence[int]:
-    widths: Sequence[int] = host.kwargs["hidden" if host.kind == "mlp" else "channels"]
+    if host.kind == "transformer":
+        return [int(host.kwargs["dim"])]
+    widths: Sequence[int] = host.kwargs[_WIDTHS_OF[host.kind]]
     return widths
 
 
@@ -130,9 +253,4 @@ def _factor(host: HostSpec) -> int:
 
 
 def _scaled(host: HostSpec, factor: int) -> HostSpec:
-    if host.kind == "transformer":
-        change: dict[str, Any] = {"dim": factor * int(host.kwargs["heads"])}
-    else:
-        name = "hidden" if host.kind == "mlp" else "channels"
-        change = {name: [factor * width // _factor(host) for width in _widths(host)]}
-    return HostSpec(kind=host.kind, kwargs={**host.kwargs, **change})
+    return _with_widths(host, [factor * width // _factor(host) for width in _widths(host)])

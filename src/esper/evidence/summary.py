@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from esper.evidence.arms import ARMS, BASELINE
+from esper.evidence.arms import BASELINE, get_arm
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import KEY, OK, RESULT_COLUMNS, RunKey
 from esper.evidence.statistics import PairedDifference, compare_policies, holm
@@ -70,8 +70,8 @@ def expected_runs(manifest: EvaluationManifest) -> list[RunKey]:
 
 def policy_ids(manifest: EvaluationManifest, arm: str) -> tuple[str, ...]:
     """The policies under which an arm has runs of its own; ("",) for an arm that depends on none."""
-    row = ARMS[arm]
-    own = row.learned or row.needs_sampled or (row.rebuilds and ARMS[manifest.subject].learned)
+    row = get_arm(arm)
+    own = row.learned or row.replays or row.needs_sampled or (row.rebuilds and get_arm(manifest.subject).learned)
     return manifest.policy_ids if own and manifest.policies else ("",)
 
 

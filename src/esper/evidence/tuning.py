@@ -1,6 +1,8 @@
 """Tuning parity: every fixed arm with parameters gets the same number of episodes to choose them.
 
-Settings are judged by the committed network on controller-validation, on run seeds of their own. Knows no test split.
+Points of the static frontier choose their network the same way. Searches for a schedule get a number of their own, so
+that it can be that of a policy's training. Settings are judged by the committed network on controller-validation, on
+run seeds of their own. Knows no test split.
 """
 
 from __future__ import annotations
@@ -9,24 +11,29 @@ import json
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from esper.evidence.arms import TUNABLE, line_up
-from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRunner, SideBySide
+from esper.evidence.arms import BASELINE, SEARCHES, TUNABLE, Arm, line_up
+from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRun, HostRunner, SideBySide
+from esper.evidence.manifest import code_version
+from esper.evidence.search import BLENDS_TRIED, SEARCH, require_optuna
+from esper.evidence.static_networks import StaticNetwork, describe_host, read_host, static_family
 from esper.leyline import EpisodeSeed, HostLayout, derive_seed
 from esper.leyline.files import loads_json, write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
+from esper.tamiyo.rules import PLACES
+from esper.tamiyo.schedule import ScheduleEntry, read_schedule, schedule_json
 
 SEEDS_PER_SETTING = 4
-TUNED_FORMAT = 1
+TUNED_FORMAT = 2
 OnSetting = Callable[[str, int], None]
-BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
 
 
 def grids(layout: HostLayout, horizon: int) -> dict[str, dict[str, list[Any]]]:
@@ -36,58 +43,142 @@ def grids(layout: HostLayout, horizon: int) -> dict[str, dict[str, list[Any]]]:
     first = [usual] if usual in fitting else []
     planted: dict[str, list[Any]] = {"blueprint": [None, *fitting]}
     blends: dict[str, list[Any]] = {"blend": ["linear", *(b for b in BLENDS_TRIED if b != "linear")]}
-    intervals: list[Any] = list(dict.fromkeys([6, 2, max(1, horizon // 10), max(1, horizon // 4)]))
+    intervals: list[Any] = list(dict.fromkeys([6, 1, 2, max(1, horizon // 10), max(1, horizon // 4)]))
     return {
         "schedule": {
             "blueprint": [*first, *(name for name in fitting if name not in first)],
             "blend": list(BLENDS_TRIED),
             "gap": [1, 3],
+            "fill": [False, True],
+        },
+        "largest": {
+            "place": list(PLACES),
+            "blueprint": [None, *first],
+            "blend": list(BLENDS_TRIED),
+            "max_live": [1, 2, 3],
         },
         "periodic": {"every_epochs": intervals, **planted, **blends},
         "plateau": {"min_gain": [0.01, 0.001, 0.05], "patience": [4, 2, 8], **planted, **blends},
         "fragrow": {"max_interval": [20.0, 5.0, 10.0, 40.0], **planted, **blends},
-        "heuristic": {"plateau_epochs": [3, 1, 2, 5], "audition_epochs": [3, 1, 5, 8], **blends},
+        "heuristic": {"plateau_epochs": [0, 1, 3], "audition_epochs": [3, 1, 5, 8], "blend": list(BLENDS_TRIED)},
     }
 
 
-def tunable_arms(asked: Sequence[str]) -> list[str]:
-    """Those among the arms asked for that have parameters to choose; all such arms if none was named.
+def tunable_arms(asked: Sequence[str], budgets: Sequence[int] = ()) -> list[Arm]:
+    """Those among the arms asked for that have something to choose; all fixed rules if none was named.
 
     Raises:
-        ValueError: None of them has.
+        ValueError: None of them has, or a library is missing.
     """
-    lineup = line_up(asked or TUNABLE, has_policy=False, subject=None, can_widen=False)
-    names = [name for name in lineup.names if name in TUNABLE]
-    if not names:
-        raise ValueError(f"nothing to tune among {', '.join(asked)}; these can be: {', '.join(TUNABLE)}")
-    return names
+    lineup = line_up(asked or TUNABLE, has_policy=False, subject=None, can_widen=False, budgets=budgets)
+    arms = [arm for arm in lineup.arms if arm.tunable or arm.searched]
+    if not arms:
+        names = ", ".join([*TUNABLE, *SEARCHES])
+        raise ValueError(f"nothing to tune among {', '.join(asked)}; these can be: {names}, static_frontier")
+    if any(arm.name == "search_tpe" for arm in arms):
+        require_optuna()
+    return arms
 
 
-def candidates(arm: str, grid: Mapping[str, Sequence[Any]], episodes: int) -> list[dict[str, Any]]:
-    """Settings of a grid to share the episodes among: the default, then others drawn at random, none twice.
+def every_setting(arm: Arm, layout: HostLayout, task: TaskSpec) -> list[dict[str, Any]]:
+    """All settings of an arm, the default first."""
+    if arm.budget is not None:
+        return [{"host": asdict(host)} for host in static_family(task, arm.budget)]
+    grid = grids(layout, task.horizon)[arm.name]
+    return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+
+def candidates(arm: str, every: Sequence[dict[str, Any]], episodes: int) -> list[dict[str, Any]]:
+    """Settings to share the episodes among: the default, then others drawn at random, none twice.
 
     Random search beats a regular grid of the same size where only some parameters matter. Each setting gets at least
-    SEEDS_PER_SETTING run seeds, more where the grid is small, and all episodes are used.
+    SEEDS_PER_SETTING run seeds, more where there are few settings, and all episodes are used where that is possible.
     """
-    every = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     most = min(len(every), episodes // SEEDS_PER_SETTING)
-    count = max(number for number in range(1, most + 1) if episodes % number == 0)
+    count = most if most == len(every) else max(number for number in range(1, most + 1) if episodes % number == 0)
     rng = random.Random(derive_seed(0, None, None, None, f"tune:{arm}"))
     return [every[0], *rng.sample(every[1:], count - 1)]
+
+
+class Tuner:
+    """Plays settings on tuning run seeds, and keeps account of what that cost.
+
+    Args:
+        task: Host, epochs, budget.
+        data: Train and val are read.
+        workers: Processes.
+    """
+
+    def __init__(self, task: TaskSpec, data: Dataset, *, workers: int) -> None:
+        self._task = task
+        self._data = data
+        self._workers = workers
+        self.num_episodes = 0
+        self.training_macs = 0
+        self._runner: HostRunner | None = None
+
+    def __enter__(self) -> Tuner:
+        self._runner = HostRunner(self._task, self._data, workers=self._workers)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.runner.close()
+
+    @property
+    def runner(self) -> HostRunner:
+        """Workers with the task's own hosts."""
+        assert self._runner is not None, "used in a with block"
+        return self._runner
+
+    def scores(self, arm: Arm, params: Mapping[str, Any], numbers: Sequence[int]) -> list[float]:
+        """Committed validation score of one setting on these tuning run seeds, side by side; higher is better."""
+        if not numbers:
+            return []
+        # A run seed keeps its env id, so that its host is the same under every setting.
+        seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=TUNING_RUN_SEEDS[n]) for n in numbers]
+        runs = self._play(arm, params, seeds)
+        self.num_episodes += len(runs)
+        self.training_macs += sum(run.training_macs for run in runs)
+        scores = [run.committed_scores for run in runs]
+        return [accuracy if self._task.metric == "accuracy" else -loss for loss, accuracy in scores]
+
+    def _play(self, arm: Arm, params: Mapping[str, Any], seeds: Sequence[EpisodeSeed]) -> Sequence[HostRun]:
+        if arm.budget is None:
+            return self.runner.run(self._controllers(arm, params, seeds), seeds)
+        network = StaticNetwork(host=read_host(params["host"]), kept=())
+        networks = {seed.run_seed: network for seed in seeds}
+        with HostRunner(self._task, self._data, workers=self._workers, networks=networks) as runner:
+            return runner.run(runner.controller(BASELINE), seeds)
+
+    def _controllers(self, arm: Arm, params: Mapping[str, Any], seeds: Sequence[EpisodeSeed]) -> SideBySide:
+        name = "schedule" if arm.searched else arm.name
+        return SideBySide({seed.env_id: self.runner.controller(name, seed.run_seed, **params) for seed in seeds})
 
 
 def tune(
     task: TaskSpec,
     data: Dataset,
-    arms: Sequence[str],
+    arms: Sequence[Arm],
     *,
     episodes: int,
+    search_episodes: int,
     workers: int,
+    before: Mapping[str, Any] | None = None,
     on_setting: OnSetting = lambda line, num_done: None,
+    on_arm: Callable[[Mapping[str, Any]], None] = lambda content: None,
 ) -> dict[str, Any]:
     """Chooses the parameters of every arm with the same number of episodes, and returns the content of tuned.json.
 
-    `on_setting` is called after every setting with a line about it, and how many episodes it took.
+    Args:
+        task: Host, epochs, budget.
+        data: Train and val are read.
+        arms: What to tune.
+        episodes: Of every arm.
+        search_episodes: Of every search for a schedule.
+        workers: Processes.
+        before: The content of an earlier tuned.json; arms that it holds under the same conditions are not tuned again.
+        on_setting: Called after every setting with a line about it, and how many episodes it took.
+        on_arm: Called with all there is so far whenever an arm is done.
 
     Raises:
         ValueError: The episodes are too few, or cannot be shared out evenly.
@@ -96,43 +187,71 @@ def tune(
         raise ValueError(
             f"--tune-episodes must be a multiple of {SEEDS_PER_SETTING}, the run seeds per setting, got {episodes}"
         )
-    found = {}
-    with HostRunner(task, data, workers=workers) as runner:
-        for arm in arms:
-            grid = grids(runner.layout, task.horizon)[arm]
-            settings = candidates(arm, grid, episodes)
-            share, scores = episodes // len(settings), []
-            for params in settings:
-                scores.append(statistics.fmean(_scores(runner, task, arm, params, share)))
-                on_setting(f"{arm} {_words(params)}: {scores[-1]:.4g}", share)
-            # The first of equals: the default, if it is among them.
-            best = max(range(len(settings)), key=scores.__getitem__)
-            found[arm] = {
-                "chosen": settings[best],
-                "score": scores[best],
-                "default_score": scores[0],
-                "seeds_per_setting": share,
-                "tried": [{"params": params, "score": score} for params, score in zip(settings, scores, strict=True)],
-            }
+    content = _conditions(task, data)
+    known = before["arms"] if before is not None and {**before, "arms": {}} == {**content, "arms": {}} else {}
+    for arm in arms:
+        wanted = search_episodes if arm.searched else episodes
+        if arm.name in known and known[arm.name]["asked_episodes"] == wanted:
+            content["arms"][arm.name] = known[arm.name]
+            continue
+        with Tuner(task, data, workers=workers) as tuner:
+            choose = _search if arm.searched else _choose
+            found = choose(arm, task, tuner, wanted, on_setting)
+            cost = {"episodes": tuner.num_episodes, "training_macs": tuner.training_macs}
+        content["arms"][arm.name] = {**found, "asked_episodes": wanted, **cost}
+        on_arm(content)
+    return content
+
+
+def _conditions(task: TaskSpec, data: Dataset) -> dict[str, Any]:
     return {
         "format": TUNED_FORMAT,
+        "code": code_version(),
         "task": task.name,
         "data_sha256": data.sha256,
         "horizon": task.horizon,
         "budget": task.lifecycle.param_budget,
-        "episodes_per_arm": episodes,
         "first_seed": TUNING_RUN_SEEDS.start,
         "metric": f"committed controller-validation {task.metric}",
-        "arms": found,
+        "arms": {},
     }
 
 
-def _scores(runner: HostRunner, task: TaskSpec, arm: str, params: Mapping[str, Any], count: int) -> list[float]:
-    """Committed validation score of one setting on each tuning run seed, side by side; higher is better."""
-    seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=TUNING_RUN_SEEDS[n]) for n in range(count)]
-    controllers = {seed.env_id: runner.controller(arm, seed.run_seed, **params) for seed in seeds}
-    scores = [run.committed_scores for run in runner.run(SideBySide(controllers), seeds)]
-    return [accuracy if task.metric == "accuracy" else -loss for loss, accuracy in scores]
+def _choose(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: OnSetting) -> dict[str, Any]:
+    """The best of some settings, each on the same run seeds."""
+    settings = candidates(arm.name, every_setting(arm, tuner.runner.layout, task), episodes)
+    share, scores = episodes // len(settings), []
+    for params in settings:
+        scores.append(statistics.fmean(tuner.scores(arm, params, range(share))))
+        on_setting(f"{arm.name} {words_of(params)}: {scores[-1]:.4g}", share)
+    # The first of equals: the default, if it is among them.
+    best = max(range(len(settings)), key=scores.__getitem__)
+    return {
+        "chosen": settings[best],
+        "score": scores[best],
+        "default_score": scores[0],
+        "seeds_per_setting": share,
+        "tried": [{"params": params, "score": score} for params, score in zip(settings, scores, strict=True)],
+    }
+
+
+def _search(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: OnSetting) -> dict[str, Any]:
+    """The best schedule that a search finds."""
+
+    def score(entries: tuple[ScheduleEntry, ...], numbers: Sequence[int]) -> list[float]:
+        found = tuner.scores(arm, {"entries": entries}, numbers)
+        if found:
+            on_setting(f"{arm.name} {len(entries)} ops: {statistics.fmean(found):.4g}", len(found))
+        return found
+
+    best = SEARCH[arm.name](tuner.runner.setting(0), task.horizon, episodes, score)
+    return {
+        "chosen": {"entries": schedule_json(best[0].entries)},
+        "score": best[0].mean,
+        "default_score": None,
+        "seeds_per_setting": len(best[0].scores),
+        "tried": [{"params": {"entries": schedule_json(one.entries)}, "score": one.mean} for one in best],
+    }
 
 
 def write_tuned(path: Path, content: Mapping[str, Any]) -> None:
@@ -141,42 +260,62 @@ def write_tuned(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def read_tuned(path: Path, task: TaskSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters that a tuned.json has chosen, by arm, and how they were chosen.
+def load_tuned(path: Path) -> dict[str, Any]:
+    """The content of a tuned.json.
 
     Raises:
-        ValueError: There is none, it is damaged, or it was made for another topology.
+        ValueError: There is none, or it is of another version.
     """
     try:
         content = loads_json(path.read_bytes())
         if content["format"] != TUNED_FORMAT:
             raise ValueError(f"format {content['format']}, this version of Esper reads {TUNED_FORMAT}")
-        settings = {arm: found["chosen"] for arm, found in content["arms"].items()}
+        if not all("chosen" in found for found in content["arms"].values()):
+            raise ValueError("an arm has nothing chosen")
     except OSError as error:
         raise ValueError(f"--tuned {path}: {error.strerror}; make it with --tune") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"--tuned {path} is not a tuned.json of this version: {error}") from error
+    return dict(content)
+
+
+def read_tuned(path: Path, task: TaskSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters that a tuned.json has chosen, by arm, and how they were chosen.
+
+    Raises:
+        ValueError: There is none, or it is damaged.
+    """
+    content = load_tuned(path)
+    settings = {arm: found["chosen"] for arm, found in content["arms"].items()}
     same = content["task"] == task.name and content["horizon"] == task.horizon
     same = same and content["budget"] == task.lifecycle.param_budget
     facts = {
-        "episodes per arm": content["episodes_per_arm"],
         "on task": content["task"],
         "conditions": "the same" if same else "other than here",
         "by": content["metric"],
+        "episodes": {arm: found["episodes"] for arm, found in content["arms"].items()},
+        "training MACs": {arm: found["training_macs"] for arm, found in content["arms"].items()},
     }
     return settings, facts
 
 
 def tuned_table(content: Mapping[str, Any]) -> Table:
     """What was chosen, and what it brought over the defaults."""
-    title = f"{content['task']}: {content['episodes_per_arm']} episodes per arm, {content['metric']}"
+    title = f"{content['task']}: {content['metric']}"
     table = Table(title=title, title_justify="left")
-    for name in ("arm", "chosen", "score", "default"):
+    for name in ("arm", "chosen", "score", "default", "episodes"):
         table.add_column(name, justify="left" if name in ("arm", "chosen") else "right")
     for arm, found in content["arms"].items():
-        table.add_row(arm, _words(found["chosen"]), f"{found['score']:.3f}", f"{found['default_score']:.3f}")
+        default = "" if found["default_score"] is None else f"{found['default_score']:.3f}"
+        table.add_row(arm, words_of(found["chosen"]), f"{found['score']:.3f}", default, str(found["episodes"]))
     return table
 
 
-def _words(params: Mapping[str, Any]) -> str:
+def words_of(params: Mapping[str, Any]) -> str:
+    """A setting of an arm in a few words."""
+    if "host" in params:
+        return describe_host(read_host(params["host"]))
+    if "entries" in params:
+        planted = [entry for entry in read_schedule(params["entries"]) if entry.blueprint is not None]
+        return ", ".join(f"{entry.blueprint} in {entry.slot} at {entry.epoch}" for entry in planted)
     return ", ".join(f"{name} {'largest' if value is None else value}" for name, value in params.items())

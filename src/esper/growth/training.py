@@ -23,8 +23,6 @@ from esper.growth.validation import Validation, device_of
 from esper.leyline import FINAL_LR_FACTOR, derive_seed, record
 
 DEFAULT_LR = 1e-3
-PASSES_PER_STEP = 3
-"""A backward pass costs about twice a forward pass."""
 
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """(parameters) -> optimizer."""
@@ -65,7 +63,7 @@ class GrowthRun:
         self.test = None if settings.test is None else self._judge(settings.test, "test")
         self.optimizer = _make_optimizer(model, settings.optimizer)
         self.scheduler = _make_scheduler(self.optimizer, settings)
-        self.training_macs = 0.0
+        self.training_macs = 0
         """Multiply-accumulates of all training so far, forward and backward."""
         self.seconds = 0.0
         """Of training and validation so far."""
@@ -110,7 +108,9 @@ class GrowthRun:
         self.grower.begin_epoch()
         assert self.grower.epoch is not None
         loss, metric, rows = self._train(self.grower.epoch)
-        self.training_macs += PASSES_PER_STEP * rows * self._macs_per_row()
+        network = self.grower.network
+        seeds = [(slot.spec.slot_id, slot.blueprint) for slot in network.all_slots() if slot.blueprint is not None]
+        self.training_macs += network.layout.training_macs(rows, seeds)
         if self.scheduler is not None and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
         entry = self.grower.end_epoch(train_loss=loss, train_metric=metric)
@@ -118,13 +118,6 @@ class GrowthRun:
             self.scheduler.step(entry.loss)
         self.seconds += entry.train_s + entry.validate_s
         return entry
-
-    def _macs_per_row(self) -> int:
-        network = self.grower.network
-        seeds = [(slot.spec.slot_id, slot.blueprint) for slot in network.all_slots()]
-        return network.layout.host_macs + sum(
-            network.layout.card(slot_id, blueprint).macs for slot_id, blueprint in seeds if blueprint is not None
-        )
 
     def _train(self, epoch: int) -> tuple[float, float | None, int]:
         """(mean loss, metric on training data if it can be added up, rows) of one epoch."""

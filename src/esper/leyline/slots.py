@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from esper.leyline.record import record
 from esper.leyline.stages import SeedStage
 
 SLOT_ID = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 MIXING: tuple[str, ...] = ("none", "local", "global")
+PASSES_PER_STEP = 3
+"""A backward pass costs about twice a forward pass."""
 
 
 def check_slot_id(slot_id: str) -> str:
@@ -98,6 +101,11 @@ class HostLayout:
         if slot_id not in self.slot_ids:
             raise ValueError(f"unknown slot {slot_id!r}. Known: {', '.join(self.slot_ids)}")
         return self.slot_ids.index(slot_id)
+
+    def training_macs(self, rows: int, seeds: Iterable[tuple[str, str]]) -> int:
+        """Multiply-accumulates of training on so many rows with these seeds (slot, blueprint) in their places."""
+        per_row = self.host_macs + sum(self.card(slot_id, blueprint).macs for slot_id, blueprint in seeds)
+        return PASSES_PER_STEP * rows * per_row
 
     def card(self, slot_id: str, blueprint: str) -> BlueprintCard:
         """The card of one blueprint in one slot; ValueError with the known names if there is none."""

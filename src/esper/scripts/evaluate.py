@@ -25,6 +25,9 @@ def evaluate_command(
         bool, tyro.conf.arg(help="Choose the parameters of fixed controllers on validation data, and stop there.")
     ] = False,
     tune_episodes: Annotated[int, tyro.conf.arg(help="Episodes that every tuned arm gets.")] = 64,
+    search_episodes: Annotated[
+        int, tyro.conf.arg(help="Episodes that search_random and search_tpe get with --tune; a policy had 960.")
+    ] = 960,
     from_: Annotated[
         Path | None,
         tyro.conf.arg(name="from", help="A results.csv: make its report and figures again, run nothing."),
@@ -49,7 +52,7 @@ def evaluate_command(
         if value < 1:
             raise ValueError(f"{flag} must be at least 1, got {value}")
     if tune:
-        _tune(request, tune_episodes, workers)
+        _tune(request, tune_episodes, search_episodes, workers)
     else:
         _evaluate(request, workers)
 
@@ -81,24 +84,34 @@ def _regenerate(results: Path, out: Path | None) -> None:
     _show(plain_console(), publish(results.parent, folder), folder)
 
 
-def _tune(request: EvaluationRequest, episodes: int, workers: int) -> None:
+def _tune(request: EvaluationRequest, episodes: int, search_episodes: int, workers: int) -> None:
     from esper.evidence.host_runs import task_with
-    from esper.evidence.tuning import tunable_arms, tune, tuned_table, write_tuned
+    from esper.evidence.plan import frontier_budgets
+    from esper.evidence.tuning import load_tuned, tunable_arms, tune, tuned_table, write_tuned
     from esper.runtime.tasks import load_task_data
 
     task, console = task_with(request.task, epochs=request.epochs, budget=request.budget), plain_console()
-    names = tunable_arms(request.arms)
+    arms, path = tunable_arms(request.arms, frontier_budgets(request)), request.folder / "tuned.json"
     data = load_task_data(task, request.data_dir)
     with progress_bar(console, width=12) as progress:
-        bar = progress.add_task("tuning", total=len(names) * episodes)
+        bar = progress.add_task("tuning", total=sum(search_episodes if arm.searched else episodes for arm in arms))
 
         def show(line: str, num_done: int) -> None:
             progress.update(bar, advance=num_done, description=line.split(" ", 1)[0])
             if not console.is_terminal:
                 console.print(line, highlight=False)
 
-        chosen = tune(task, data, names, episodes=episodes, workers=workers, on_setting=show)
-    path = request.folder / "tuned.json"
+        chosen = tune(
+            task,
+            data,
+            arms,
+            episodes=episodes,
+            search_episodes=search_episodes,
+            workers=workers,
+            before=load_tuned(path) if path.is_file() else None,
+            on_setting=show,
+            on_arm=lambda content: write_tuned(path, content),
+        )
     write_tuned(path, chosen)
     console.print(tuned_table(chosen))
     console.print(f"Saved; use it with --tuned {path}. The test split was not opened.", soft_wrap=True)

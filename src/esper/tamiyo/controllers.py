@@ -9,7 +9,13 @@ from typing import Any
 from esper.leyline import ActionSpec
 from esper.tamiyo.controller import Controller, Setting, Situation, StatelessController
 from esper.tamiyo.random_controllers import RandomController, RateMatchedController
-from esper.tamiyo.rules import FragrowController, HeuristicController, PeriodicController, PlateauController
+from esper.tamiyo.rules import (
+    FragrowController,
+    HeuristicController,
+    LargestController,
+    PeriodicController,
+    PlateauController,
+)
 from esper.tamiyo.schedule import ScheduleController
 
 
@@ -26,6 +32,7 @@ CONTROLLERS: Mapping[str, type[Controller[Any]]] = {
     "random": RandomController,
     "rate_matched": RateMatchedController,
     "schedule": ScheduleController,
+    "largest": LargestController,
     "periodic": PeriodicController,
     "plateau": PlateauController,
     "fragrow": FragrowController,

@@ -110,9 +110,14 @@ class RuleController(Controller[EnvMemory]):
             return None
         if not self.wants_seed(situation):
             return None
+        chosen = self.choose_place(situation)
+        return None if chosen is None else situation.germinate(*chosen, self.blend)
+
+    def choose_place(self, situation: Situation) -> tuple[str, str] | None:
+        """Slot and blueprint of the next seed: the first free slot in which there is something to plant."""
         for slot_id in situation.legal_slots(LifecycleOp.GERMINATE):
             if (blueprint := self.choose_blueprint(situation, slot_id)) is not None:
-                return situation.germinate(slot_id, blueprint, self.blend)
+                return slot_id, blueprint
         return None
 
     def choose_blueprint(self, situation: Situation, slot_id: str) -> str | None:
@@ -143,6 +148,55 @@ class RuleController(Controller[EnvMemory]):
         for slot in situation.slots(SeedStage.HOLDING):
             if slot.contribution_pp is not None and slot.seed_id is not None:
                 memory.contributions.setdefault(slot.seed_id, []).append(slot.contribution_pp)
+
+
+PLACES = ("anywhere", "first")
+
+
+class LargestController(RuleController):
+    """Plants the largest seed that is legal, one after the other from the first epoch, and keeps what contributes.
+
+    Args:
+        place: "anywhere" takes the slot in which the largest seed fits, "first" the first free one.
+        blueprint: What to plant as long as it is legal; then, and with None from the start, the largest.
+        max_live: Seeds that may be on their way at once.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        place: str = "anywhere",
+        blueprint: str | None = None,
+        blend: str = "linear_fast",
+        max_live: int = 1,
+    ) -> None:
+        super().__init__(setting, blueprint, blend)
+        if place not in PLACES:
+            raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
+        if max_live < 1:
+            raise ValueError(f"max_live must be at least 1, got {max_live}")
+        self.place = place
+        self.max_live = max_live
+
+    def wants_seed(self, situation: Situation) -> bool:
+        """True while fewer seeds than allowed are on their way."""
+        return situation.report.num_live < self.max_live
+
+    def choose_place(self, situation: Situation) -> tuple[str, str] | None:
+        """The named blueprint where it is legal, else the largest of the slot, or of all slots."""
+        free = situation.legal_slots(LifecycleOp.GERMINATE)
+        legal = {slot_id: situation.legal_blueprints(slot_id) for slot_id in free}
+        named = {slot_id: [self.blueprint] for slot_id in free if self.blueprint in legal[slot_id]}
+        choices = [(slot_id, name) for slot_id, names in (named or legal).items() for name in names if name is not None]
+        if self.place == "first":
+            choices = [choice for choice in choices if choice[0] == choices[0][0]]
+        return max(choices, key=lambda choice: self.setting.layout.card(*choice).params, default=None)
+
+    def _verdict(self, situation: Situation, slot: SlotReport) -> LifecycleOp | None:
+        seen = self._seen(situation, slot)
+        if slot.stage is SeedStage.HOLDING and seen and seen[-1] > DROP_PP:
+            return LifecycleOp.FOSSILIZE
+        return super()._verdict(situation, slot)
 
 
 class PeriodicController(RuleController):
@@ -243,21 +297,22 @@ class AuditionMemory(EnvMemory):
 
 
 class HeuristicController(RuleController):
-    """Auditions blueprints behind a settled host, blends what promises to help, keeps what does. Nothing is learned.
+    """Auditions blueprints behind the host, blends what promises to help, keeps what does. Nothing is learned.
 
     Args:
-        plateau_epochs: Epochs without a gain of half a point after which seeds are auditioned.
+        plateau_epochs: Epochs without a gain of half a point after which seeds are auditioned; 0 does not wait. An
+            audition costs the host nothing, and a host that sees keeps gaining until it is too late to plant.
         audition_epochs: Epochs in a row with a forecast of no gain after which an audition ends.
     """
 
     memory_type = AuditionMemory
 
     def __init__(
-        self, setting: Setting, plateau_epochs: int = 3, audition_epochs: int = 3, blend: str = "linear"
+        self, setting: Setting, plateau_epochs: int = 0, audition_epochs: int = 3, blend: str = "linear_fast"
     ) -> None:
         super().__init__(setting, None, blend)
-        if plateau_epochs < 1:
-            raise ValueError(f"plateau_epochs must be at least 1, got {plateau_epochs}")
+        if plateau_epochs < 0:
+            raise ValueError(f"plateau_epochs must be at least 0, got {plateau_epochs}")
         if audition_epochs < 1:
             raise ValueError(f"audition_epochs must be at least 1, got {audition_epochs}")
         self.plateau_epochs = plateau_epochs

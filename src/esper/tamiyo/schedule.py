@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from esper.leyline import (
@@ -91,6 +91,23 @@ def _legal_spec(situation: Situation, entry: ScheduleEntry) -> ActionSpec | None
     if entry.blueprint not in situation.legal_blueprints(entry.slot) or entry.blend not in situation.legal_blends():
         return None
     return situation.germinate(entry.slot, entry.blueprint, entry.blend)
+
+
+def schedule_json(entries: Sequence[ScheduleEntry]) -> list[dict[str, Any]]:
+    """A schedule as plain JSON."""
+    return [{**asdict(entry), "op": entry.op.name} for entry in entries]
+
+
+def read_schedule(saved: Sequence[Mapping[str, Any]]) -> tuple[ScheduleEntry, ...]:
+    """What `schedule_json` made.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        return tuple(ScheduleEntry(**{**entry, "op": LifecycleOp[entry["op"]]}) for entry in saved)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a schedule: expected a list of entries with epoch, op and slot: {error}") from error
 
 
 def check_schedule(entries: Sequence[ScheduleEntry], layout: HostLayout) -> None:

@@ -1,0 +1,192 @@
+"""Searches for a schedule: the rivals of a learned policy. They know a space of schedules and what each one scored.
+
+Both searches draw from the same space. Scores come from a function, so nothing here runs a host or opens data.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from esper.leyline import LifecycleOp, derive_seed, record
+from esper.tamiyo.controller import Setting, life_epochs
+from esper.tamiyo.schedule import ScheduleEntry
+
+HALVING = 3
+"""Of the schedules of a rung, one in so many goes on, with so many times the run seeds."""
+TPE_SEEDS = 4
+"""Run seeds of a schedule that TPE asks about."""
+TPE_FINAL = 12
+"""Schedules that get run seeds from the last fifth of the episodes, so that luck does not choose among the best."""
+BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
+MAX_EXTRA_TRAINING = 2
+"""Most epochs that a seed may train behind the host beyond the fewest allowed."""
+
+Choose = Callable[[str, Sequence[Any]], Any]
+"""(name of the choice, its options) -> one of them."""
+Score = Callable[[tuple[ScheduleEntry, ...], Sequence[int]], Sequence[float]]
+"""(schedule, numbers of run seeds) -> its score on each; higher is better."""
+
+
+@record
+class SeedWish:
+    """A seed that a schedule would like to grow."""
+
+    slot: str
+    blueprint: str
+    blend: str
+    start: int
+    extra_training: int
+
+
+def draw_schedule(setting: Setting, horizon: int, choose: Choose) -> tuple[ScheduleEntry, ...]:
+    """A schedule from the space: for every slot what to plant, if anything, when, and how it is blended in."""
+    layout, wishes = setting.layout, []
+    for slot_id in layout.slot_ids:
+        fitting = [card.blueprint for card in layout.cards[layout.slot_position(slot_id)] if card.fits]
+        blueprint = choose(f"{slot_id} blueprint", [None, *fitting])
+        blend = choose(f"{slot_id} blend", BLENDS_TRIED)
+        start = choose(f"{slot_id} start", range(max(1, horizon * 3 // 4)))
+        extra = choose(f"{slot_id} extra training", range(MAX_EXTRA_TRAINING + 1))
+        if blueprint is not None:
+            wishes.append(SeedWish(slot=slot_id, blueprint=blueprint, blend=blend, start=start, extra_training=extra))
+    return make_schedule(setting, horizon, _affordable(setting, sorted(wishes, key=lambda wish: wish.start)))
+
+
+def _affordable(setting: Setting, wishes: Sequence[SeedWish]) -> list[SeedWish]:
+    """Those for which the budget has room, first come first served."""
+    budget, used, found = setting.lifecycle.param_budget, setting.layout.host_params, []
+    for wish in wishes:
+        params = setting.layout.card(wish.slot, wish.blueprint).max_params
+        if budget is None or used + params <= budget:
+            used += params
+            found.append(wish)
+    return found
+
+
+def make_schedule(setting: Setting, horizon: int, wishes: Sequence[SeedWish]) -> tuple[ScheduleEntry, ...]:
+    """The ops of these seeds, one per epoch: what would fall on a taken epoch comes later.
+
+    Where time does not suffice for all, the last seeds are left out.
+    """
+    wanted = []
+    for wish in wishes:
+        advance = wish.start + setting.lifecycle.min_training + wish.extra_training
+        keep = wish.start + life_epochs(setting.lifecycle, wish.blend) + wish.extra_training
+        wanted += [
+            (wish.start, LifecycleOp.GERMINATE, wish.slot, wish.blueprint, wish.blend),
+            (advance, LifecycleOp.ADVANCE, wish.slot, None, None),
+            (keep, LifecycleOp.FOSSILIZE, wish.slot, None, None),
+        ]
+    entries: list[ScheduleEntry] = []
+    for epoch, op, slot, blueprint, blend in sorted(wanted, key=lambda entry: (entry[0], -int(entry[1]))):
+        free = epoch if not entries else max(epoch, entries[-1].epoch + 1)
+        entries.append(ScheduleEntry(epoch=free, op=op, slot=slot, blueprint=blueprint, blend=blend))
+    if entries and entries[-1].epoch >= horizon:
+        return make_schedule(setting, horizon, wishes[:-1])
+    return tuple(entries)
+
+
+# ---- what a search keeps
+
+
+@dataclass(slots=True)
+class Tried:
+    """A schedule and its scores so far, by number of run seed."""
+
+    entries: tuple[ScheduleEntry, ...]
+    scores: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        """Over run seeds."""
+        return statistics.fmean(self.scores)
+
+    def judge(self, score: Score, num_seeds: int) -> None:
+        """Plays it on the run seeds up to a number that it has not seen."""
+        self.scores += score(self.entries, range(len(self.scores), num_seeds))
+
+
+def search_random(setting: Setting, horizon: int, episodes: int, score: Score) -> list[Tried]:
+    """Random schedules by successive halving: many on one run seed, the best third on three, and so on.
+
+    Returns the schedules of the last rung, best first.
+    """
+    rng = random.Random(derive_seed(setting.run_seed, None, None, None, "search_random"))
+    rungs = list(halving_rungs(episodes))
+    tried = [
+        Tried(entries=draw_schedule(setting, horizon, lambda name, options: rng.choice(options)))
+        for _ in range(rungs[0][0])
+    ]
+    for count, num_seeds in rungs:
+        tried = tried[:count]
+        for one in tried:
+            one.judge(score, num_seeds)
+        tried.sort(key=lambda one: -one.mean)
+    return tried
+
+
+def halving_rungs(episodes: int) -> Iterator[tuple[int, int]]:
+    """(schedules, run seeds of each) by rung. All of them together play at most so many episodes."""
+    rungs = 1
+    while HALVING**rungs <= episodes // (rungs + 1):
+        rungs += 1
+    # A rung costs what its schedules have not played yet; the sum falls short of the episodes, never beyond.
+    shares = [1.0] + [1.0 - 1.0 / HALVING] * (rungs - 1)
+    first = int(episodes / sum(shares))
+    for rung in range(rungs):
+        yield max(1, first // HALVING**rung), HALVING**rung
+
+
+def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score) -> list[Tried]:
+    """Schedules that Optuna's TPE proposes, four run seeds each; the best then share the last fifth of the episodes.
+
+    Returns those that were judged again, best first.
+    """
+    require_optuna()
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    seed = derive_seed(setting.run_seed, None, None, None, "search_tpe") % 2**32
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
+    num_final = max(1, min(TPE_FINAL, episodes // 5 // TPE_SEEDS))
+    extra = episodes // 5 // num_final
+    tried: dict[str, Tried] = {}
+    for _ in range(max(1, (episodes - extra * num_final) // TPE_SEEDS)):
+        trial = study.ask()
+        entries = draw_schedule(setting, horizon, partial(_suggest, trial))
+        one = tried.setdefault(str(entries), Tried(entries=entries))
+        one.judge(score, TPE_SEEDS)
+        study.tell(trial, one.mean)
+    best = sorted(tried.values(), key=lambda one: -one.mean)[:num_final]
+    for one in best:
+        one.judge(score, TPE_SEEDS + extra)
+    return sorted(best, key=lambda one: -one.mean)
+
+
+def _suggest(trial: Any, name: str, options: Sequence[Any]) -> Any:
+    if isinstance(options, range):
+        return trial.suggest_int(name, options.start, options.stop - 1)
+    return trial.suggest_categorical(name, list(options))
+
+
+def require_optuna() -> None:
+    """Refuses to search by TPE where Optuna is missing.
+
+    Raises:
+        ValueError: It is.
+    """
+    if find_spec("optuna") is None:
+        raise ValueError("search_tpe needs Optuna: pip install 'esper-growth[search]', or leave the arm out")
+
+
+SEARCH: Mapping[str, Callable[[Setting, int, int, Score], list[Tried]]] = {
+    "search_random": search_random,
+    "search_tpe": search_tpe,
+}
+"""By arm."""
