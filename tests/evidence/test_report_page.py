@@ -30,7 +30,7 @@ def test_the_page_has_claims_arms_figures_and_provenance(evaluated: Path) -> Non
     assert page.open == []
     text = " ".join(page.words)
     for words in (
-        "A. growing helps: BETTER",
+        "A. growing pays: BETTER",
         "schedule",
         "83.76 ± 2.43",
         "nothing was tuned",
