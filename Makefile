@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,onnx,plots,gym,bench,metrics,runs,evidence,watch,serve,docs,lightning,hf,sklearn
+EXTRAS := dev,onnx,plots,gym,bench,metrics,runs,evidence,search,watch,serve,docs,lightning,hf,sklearn
 # Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
 export OMP_NUM_THREADS := 1
 
@@ -31,11 +31,14 @@ grow: $(VENV)/.ready  ## grow one network on the bundled digits and show what gr
 test: $(VENV)/.ready  ## run the test suite
 	$(BIN)/python -m pytest -n auto
 
-evidence: table-digits-blind table-digits-saturated table-digits-conv  ## the full digits study; hours, goes on where it stopped
+evidence: frontier-digits frontier-fashion frontier-pydoc table-digits-blind table-digits-saturated  ## every published table; hours, goes on where it stopped
 
 # One command per published table, from the code alone. QUICK=1 goes the whole way with one policy and five pairs.
 table-digits-%: $(VENV)/.ready
 	$(BIN)/esper study digits_$* $(if $(QUICK),--quick)
+
+frontier-%: $(VENV)/.ready
+	$(BIN)/esper study $@ $(if $(QUICK),--quick)
 
 sandbox: $(VENV)/.ready  ## train the agent in small worlds whose best policy is known
 	$(BIN)/esper sandbox

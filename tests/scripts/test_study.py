@@ -1,5 +1,6 @@
 """`esper study`: the whole way from nothing to a table, and on again after a stop."""
 
+import csv
 import json
 
 import pytest
@@ -39,6 +40,44 @@ def test_a_study_trains_judges_and_goes_on(tiny, capsys):
     main(["study", "tiny", "--out", str(tiny), "--workers", "1"])
     assert "ppo round" not in capsys.readouterr().out, "a finished training is not repeated"
     assert (folder / "evaluation" / "results.csv").read_bytes() == before, "nor a finished run"
+
+
+SIZES = studies.Study(
+    description="for tests",
+    task="digits_limited",
+    epochs=8,
+    budgets=(800, 1_700),
+    arms=("schedule", "search_random", "static_final", "static_frontier"),
+    subject="search_random",
+    policies=0,
+    seeds=2,
+    tune_episodes=4,
+    search_episodes=4,
+)
+
+
+def test_a_study_of_sizes_compares_with_plain_networks_and_goes_on(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(studies.STUDIES, "sizes", SIZES)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    command = ["study", "sizes", "--out", str(tmp_path / "out"), "--workers", "1"]
+    main(command)
+    folder = tmp_path / "out" / "sizes"
+    with (folder / "frontier.csv").open() as file:
+        points = list(csv.DictReader(file))
+    assert {(row["budget"], row["what"]) for row in points} >= {
+        (budget, what) for budget in ("800", "1700") for what in ("plain network", "best search", "best rule")
+    }
+    assert all(float(row["params"]) <= int(row["budget"]) and float(row["training_macs"]) > 0 for row in points)
+    assert "| 800 | plain network | static_800 |" in (folder / "frontier.md").read_text()
+    report = (folder / "at_800" / "report.md").read_text()
+    assert "training GMACs" in report
+    assert "arm - static_800 (points)" in report
+    done = {path: path.read_bytes() for path in folder.glob("*/results.csv")}
+    assert len(done) == 2
+    capsys.readouterr()
+    main(command)
+    assert {path: path.read_bytes() for path in folder.glob("*/results.csv")} == done
+    assert "opened twice" not in capsys.readouterr().out
 
 
 def test_a_training_without_a_checkpoint_starts_again(tiny, capsys):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from esper.evidence import limits
-from esper.evidence.arms import BASELINE, FRONTIER, SEARCHES, get_arm, static_arm
+from esper.evidence.arms import BASELINE, SEARCHES, get_arm
 from esper.evidence.manifest import CheckResult, EvaluationManifest
-from esper.evidence.summary import Summary
+from esper.evidence.summary import Summary, bar_of
 from esper.leyline import record
 
 SATURATED_TASKS = ("digits_saturated", "digits_mlp")
@@ -87,7 +87,7 @@ def claims_of(manifest: EvaluationManifest) -> list[Claim]:
     above_rules = dict.fromkeys(FIXED_RULES, 0.0)
     above_all = {**above_rules, "heuristic": 0.0}
     above_searches = {**above_all, **dict.fromkeys(SEARCHES, 0.0)}
-    bar = FRONTIER if manifest.budget is None else static_arm(manifest.budget).name
+    bar = bar_of(manifest)
     growing = {BASELINE: 0.0, bar: limits.STATIC_MARGIN_PP}
     waiting = {BASELINE: limits.MARGIN_PP}
     if manifest.task in SATURATED_TASKS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -148,11 +149,8 @@ def _growth_table(manifest: EvaluationManifest, topologies: Sequence[Topology]) 
 
 def draw_figures(folder: Path, manifest: EvaluationManifest, rows: pd.DataFrame, tables: Tables) -> bool:
     """Draws the figures. False, and no file, if matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
+    if find_spec("matplotlib") is None:
         return False
-    mpl.use("Agg")
     _draw_frontier(folder / "frontier.png", manifest, rows, tables["frontier"])
     _draw_compute(folder / "compute.png", manifest, tables["compute"])
     _draw_paired(folder / "paired.png", manifest, tables["paired"])
@@ -161,13 +159,19 @@ def draw_figures(folder: Path, manifest: EvaluationManifest, rows: pd.DataFrame,
     return True
 
 
-def _figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """An empty figure and its axes by row and column; ImportError without matplotlib."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    return plt.subplots(rows, 1, figsize=(width, height), layout="constrained", sharex=rows > 1, squeeze=False)
+    size = (width, height)
+    return plt.subplots(rows, columns, figsize=size, layout="constrained", sharex=rows > 1, squeeze=False)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a figure: equal figures give equal bytes."""
     import matplotlib.pyplot as plt
 
     picture = BytesIO()
@@ -176,7 +180,8 @@ def _save(figure: Any, path: Path) -> None:
     write_atomic(path, picture.getvalue(), durable=False)
 
 
-def _metric_label(manifest: EvaluationManifest, split: str) -> str:
+def metric_label(manifest: EvaluationManifest, split: str) -> str:
+    """What an axis shows."""
     return f"{split} accuracy (%)" if manifest.metric == "accuracy" else f"{split} loss (nats)"
 
 
@@ -189,7 +194,7 @@ def _bars(mean: float, low: float | None, high: float | None) -> list[list[float
 
 
 def _draw_frontier(path: Path, manifest: EvaluationManifest, rows: pd.DataFrame, points: pd.DataFrame) -> None:
-    figure, ((axes,),) = _figure(7.5, 5)
+    figure, ((axes,),) = new_figure(7.5, 5)
     for point in points.itertuples():
         color, marker, _ = look(point.arm)
         own = rows[rows["arm"] == point.arm]
@@ -215,16 +220,16 @@ def _draw_frontier(path: Path, manifest: EvaluationManifest, rows: pd.DataFrame,
     axes.set(
         xscale="log",
         xlabel="parameters of the committed network",
-        ylabel=_metric_label(manifest, "test"),
+        ylabel=metric_label(manifest, "test"),
         title=_title(manifest, "size and score after the last epoch"),
     )
     axes.legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_compute(path: Path, manifest: EvaluationManifest, points: pd.DataFrame) -> None:
     """One point per arm whose whole cost is known, a line back to what its run alone costs."""
-    figure, ((axes,),) = _figure(7.5, 5)
+    figure, ((axes,),) = new_figure(7.5, 5)
     for point in points[points["total_macs"].notna()].itertuples():
         color, marker, _ = look(point.arm)
         axes.plot([point.run_macs, point.total_macs], [point.score] * 2, color=color, linewidth=1, alpha=0.6)
@@ -232,16 +237,16 @@ def _draw_compute(path: Path, manifest: EvaluationManifest, points: pd.DataFrame
     axes.set(
         xscale="log",
         xlabel="multiply-accumulates of training: one run (left end), all that led to it (marker)",
-        ylabel=_metric_label(manifest, "test"),
+        ylabel=metric_label(manifest, "test"),
         title=_title(manifest, "score and whole cost"),
     )
     axes.legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_paired(path: Path, manifest: EvaluationManifest, points: pd.DataFrame) -> None:
     count = max(1, len(points))
-    figure, ((axes,),) = _figure(7.5, 1.4 + 0.35 * count)
+    figure, ((axes,),) = new_figure(7.5, 1.4 + 0.35 * count)
     for point in points.itertuples():
         bars = _bars(point.mean, point.low, point.high)
         axes.errorbar([point.mean], [point.Index], xerr=bars, color=BLUE, marker="o", capsize=3, linestyle="none")
@@ -251,11 +256,11 @@ def _draw_paired(path: Path, manifest: EvaluationManifest, points: pd.DataFrame)
     unit = "points of test accuracy" if manifest.metric == "accuracy" else "nats of test loss, turned: right is better"
     words = "mean, 95 % interval" if points["low"].notna().any() else "mean"
     axes.set(xlabel=f"paired difference ({unit})", title=_title(manifest, words))
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_curves(path: Path, manifest: EvaluationManifest, curves: pd.DataFrame) -> None:
-    figure, ((axes,),) = _figure(7.5, 5)
+    figure, ((axes,),) = new_figure(7.5, 5)
     for arm, own in curves.groupby("arm", sort=False):
         color, _, line = look(str(arm))
         axes.plot(own["epoch"], own["mean"], color=color, linestyle=line, label=arm)
@@ -263,11 +268,11 @@ def _draw_curves(path: Path, manifest: EvaluationManifest, curves: pd.DataFrame)
         axes.fill_between(own["epoch"], low, high, color=color, alpha=0.08, linewidth=0)
     axes.set(
         xlabel="epoch",
-        ylabel=_metric_label(manifest, "committed validation"),
+        ylabel=metric_label(manifest, "committed validation"),
         title=_title(manifest, "committed network, mean ± sd"),
     )
     axes.legend(fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_growth(path: Path, manifest: EvaluationManifest, seeds: pd.DataFrame) -> None:
@@ -276,7 +281,7 @@ def _draw_growth(path: Path, manifest: EvaluationManifest, seeds: pd.DataFrame) 
     slots = sorted(seeds["slot"].unique(), key=lambda slot: (slot[2:], slot))
     names = sorted(seeds["blueprint"].unique())
     colors = {name: BLUEPRINT_COLORS[position % len(BLUEPRINT_COLORS)] for position, name in enumerate(names)}
-    figure, panels = _figure(7.5, 1.6 + max(1, len(arms)) * (0.5 + 0.35 * len(slots)), max(1, len(arms)))
+    figure, panels = new_figure(7.5, 1.6 + max(1, len(arms)) * (0.5 + 0.35 * len(slots)), max(1, len(arms)))
     for (axes,), arm in zip(panels, arms, strict=False):
         _draw_seeds(axes, seeds[seeds["arm"] == arm], slots, colors, manifest.horizon)
         axes.set_ylabel(arm, fontsize=8)
@@ -285,7 +290,7 @@ def _draw_growth(path: Path, manifest: EvaluationManifest, seeds: pd.DataFrame) 
     panels[0][0].set_title(_title(manifest, "what grew where and when"))
     panels[-1][0].set(xlabel="epoch", xlim=(0.5, manifest.horizon + 1))
     figure.legend(handles, [*colors, "kept", "pruned"], ncols=4, fontsize=7, loc="outside lower center")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _draw_seeds(axes: Any, seeds: pd.DataFrame, slots: Sequence[str], colors: dict[str, str], horizon: int) -> None:

@@ -24,7 +24,7 @@ from esper.evidence.figures import PICTURES, draw_figures, figure_tables
 from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest
 from esper.evidence.results import CURVES, KEY, OK, RESULTS, TOPOLOGIES, read_curves, read_results, read_topologies
 from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
-from esper.evidence.summary import FIGURES, ArmPair, Summary, expected_runs, summarise
+from esper.evidence.summary import FIGURES, ArmPair, Summary, bar_of, expected_runs, summarise
 from esper.evidence.tuning import words_of
 from esper.karn.page import render_page
 from esper.leyline import record
@@ -61,8 +61,7 @@ def publish(source: Path, out: Path) -> Published:
     Raises:
         ValueError: There are no results, or rows of different setups.
     """
-    manifest = EvaluationManifest.load(source)
-    rows = _rows(source / RESULTS, manifest)
+    manifest, rows = load_rows(source)
     keys = set(rows[KEY].itertuples(index=False, name=None))
     summary = summarise(manifest, rows)
     verdicts = tuple(judge_claims(manifest, summary))
@@ -81,15 +80,21 @@ def publish(source: Path, out: Path) -> Published:
     return Published(manifest=manifest, summary=summary, verdicts=verdicts, drawn=drawn)
 
 
-def _rows(path: Path, manifest: EvaluationManifest) -> pd.DataFrame:
-    """The rows of this evaluation in its own order, whatever the order of the file."""
+def load_rows(folder: Path) -> tuple[EvaluationManifest, pd.DataFrame]:
+    """An evaluation and its rows in its own order, whatever the order of the file.
+
+    Raises:
+        ValueError: There are none, or rows of different setups.
+    """
+    manifest, path = EvaluationManifest.load(folder), folder / RESULTS
     rows = read_results(path)
     if rows.empty:
         raise ValueError(f"{path}: no results")
     if other := set(rows["setup"]) - {manifest.setup}:
         raise ValueError(f"{path} has rows of other setups ({', '.join(sorted(other))}); they cannot be compared")
     by_key = rows.set_index(KEY, drop=False)
-    return by_key.loc[[key for key in expected_runs(manifest) if key in by_key.index]].reset_index(drop=True)
+    known = [key for key in expected_runs(manifest) if key in by_key.index]
+    return manifest, by_key.loc[known].reset_index(drop=True)
 
 
 # ---- the main table
@@ -102,7 +107,7 @@ def header(manifest: EvaluationManifest) -> list[str]:
     return [
         *("arm", "accuracy (%)", "loss (nats)", "parameters", "peak", "parameter-epochs"),
         *("training GMACs", "seconds", "kept"),
-        *(f"{pair} ({unit})", "p (Holm)", "W/T/L", "failed"),
+        *(f"{pair} ({unit})", "p (Holm)", "W/T/L", f"arm - {bar_of(manifest)} ({unit})", "failed"),
     ]
 
 
@@ -115,7 +120,7 @@ def cells(manifest: EvaluationManifest, summary: Summary) -> list[list[str]]:
     digits = 2 if manifest.metric == "accuracy" else 3
     rows = []
     for arm, mean in summary.means.iterrows():
-        pair, sd = pairs.get(arm), summary.sds.loc[arm]
+        pair, sd, static = pairs.get(arm), summary.sds.loc[arm], summary.minus_static(arm)
         rows.append(
             [
                 arm,
@@ -126,6 +131,7 @@ def cells(manifest: EvaluationManifest, summary: Summary) -> list[list[str]]:
                 f"{mean['run_s']:.1f}",
                 f"{mean['num_kept']:.1f}",
                 *(("", "", "") if pair is None else _pair_cells(pair, digits)),
+                "" if static is None else difference_words(static, f"+.{digits}f"),
                 f"{summary.num_failed[arm]}/{summary.num_runs[arm]}",
             ]
         )
@@ -134,10 +140,10 @@ def cells(manifest: EvaluationManifest, summary: Summary) -> list[list[str]]:
 
 def _pair_cells(pair: ArmPair, digits: int) -> tuple[str, str, str]:
     found, p = pair.difference, "" if pair.holm_p is None else f"{pair.holm_p:.4f}"
-    return _difference(found, f"+.{digits}f"), p, f"{found.wins}/{found.ties}/{found.losses}"
+    return difference_words(found, f"+.{digits}f"), p, f"{found.wins}/{found.ties}/{found.losses}"
 
 
-def _difference(found: PairedDifference, form: str) -> str:
+def difference_words(found: PairedDifference, form: str) -> str:
     """Mean and interval; the standard deviation where there is no interval."""
     if found.low is not None and found.high is not None:
         return f"{found.mean:{form}} [{found.low:{form}}, {found.high:{form}}]"
@@ -151,6 +157,10 @@ def _with_sd(mean: float, sd: float, form: str) -> str:
 def terminal_table(manifest: EvaluationManifest, summary: Summary) -> Table:
     """The main table, without the columns that only a file has room for."""
     hidden = {"peak", "parameter-epochs", "kept", "p (Holm)", "seconds"}
+    if summary.against_static:  # the bar says more than the difference to waiting, and there is room for one
+        hidden |= {name for name in header(manifest) if name.startswith("gain over")} | {"W/T/L"}
+    else:
+        hidden.add(header(manifest)[-2])
     hidden.add("loss (nats)" if manifest.metric == "accuracy" else "accuracy (%)")
     if not summary.num_failed.any():
         hidden.add("failed")
@@ -190,6 +200,7 @@ def summary_json(manifest: EvaluationManifest, summary: Summary, verdicts: Seque
         "arms": {arm: _arm_json(summary, arm) for arm in summary.means.index},
         "against_baseline": [_pair_json(pair) for pair in summary.against_baseline],
         "subject_against": [_pair_json(pair) for pair in summary.subject_against],
+        "against_static": [_pair_json(pair) for pair in summary.against_static],
         "missing": [list(key) for key in summary.missing],
         "learning_checks": [asdict(check) for check in manifest.learning_checks],
         "controls": [asdict(check) for check in manifest.controls],
@@ -220,8 +231,7 @@ def report_page(folder: Path) -> str:
     Raises:
         ValueError: There are no results, or rows of different setups.
     """
-    manifest = EvaluationManifest.load(folder)
-    rows = _rows(folder / RESULTS, manifest)
+    manifest, rows = load_rows(folder)
     summary = summarise(manifest, rows)
     return _page(_values(manifest, summary, rows, tuple(judge_claims(manifest, summary))), folder)
 

@@ -19,17 +19,38 @@ class Study:
     """What is claimed about, and on how much."""
 
     description: str
-    preset: str
-    """Recipe of the policies; it names the task."""
+    preset: str | None = None
+    """Recipe of the policies; it names the task. None: nothing is learned."""
+    task: str | None = None
+    """Where there is no recipe."""
+    epochs: int | None = None
+    """Of every run where there is no recipe; None: the task's own."""
+    budgets: tuple[int, ...] = ()
+    """Where there is no recipe, one evaluation for each: the study is about size."""
+    arms: tuple[str, ...] = ("all",)
+    subject: str | None = None
     policies: int = 5
     """Policies that are trained independently, with run seeds 0, 1, ..."""
     seeds: int = 20
     """Paired run seeds of the evaluation."""
     tune_episodes: int = 64
     """Episodes that each tunable arm gets; 0: nothing is tuned."""
+    search_episodes: int = 960
+    """Episodes that each search for a schedule gets."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the recipe that differ."""
 
+
+RIVALS = ("schedule", "largest", "periodic", "plateau", "fragrow", "heuristic", "search_random", "search_tpe")
+_FRONTIER = Study(
+    description="digits: the best plain network of each size against rules and searches that grow a small sighted one",
+    task="digits_conv",
+    epochs=20,
+    budgets=(600, 1_000, 1_300, 2_500),
+    arms=(*RIVALS, "static_final", "static_frontier"),
+    subject="search_tpe",
+    policies=0,
+)
 
 STUDIES: dict[str, Study] = {
     "demo": Study(
@@ -43,6 +64,27 @@ STUDIES: dict[str, Study] = {
     "digits_saturated": Study(
         description="growth is not needed: the right answer is to wait", preset="digits_saturated"
     ),
+    "frontier-digits": _FRONTIER,
+    "frontier-fashion": replace(
+        _FRONTIER,
+        description="the same on Fashion-MNIST, 10,000 rows per epoch",
+        task="fashion_tiny",
+        budgets=(8_000, 12_000, 20_000),
+        epochs=10,
+        seeds=10,
+        tune_episodes=16,
+        search_episodes=64,
+    ),
+    "frontier-pydoc": replace(
+        _FRONTIER,
+        description="the same for a small language model, measured by its loss",
+        task="pydoc_lm",
+        budgets=(32_000, 48_000),
+        epochs=None,
+        seeds=10,
+        tune_episodes=8,
+        search_episodes=16,
+    ),
     "digits_conv": Study(description="a small sighted host with some room to grow", preset="digits_conv"),
 }
 
@@ -51,6 +93,7 @@ def policy_config(study: Study, workers: int) -> TrainingConfig:
     """The recipe of a study's policies, but for their run seeds."""
     from esper.simic.training.config import preset, with_overrides
 
+    assert study.preset is not None, "nothing is learned in this study"
     recipe = preset(study.preset)
     return with_overrides(recipe, {**study.changes, "workers": min(workers, recipe.envs)})
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from esper.evidence.arms import BASELINE, get_arm
+from esper.evidence.arms import BASELINE, FRONTIER, get_arm, static_arm
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import KEY, OK, RESULT_COLUMNS, RunKey
 from esper.evidence.statistics import PairedDifference, compare_policies, holm
@@ -46,12 +46,18 @@ class Summary:
     """Every arm minus wait_only."""
     subject_against: tuple[ArmPair, ...]
     """The subject minus every other arm."""
+    against_static: tuple[ArmPair, ...]
+    """Every arm that grows minus the best plain network within the budget; nothing if that was not run."""
     missing: tuple[RunKey, ...]
     """Runs that should be there and are not. Arms they belong to are in no pair."""
 
     def mean(self, arm: str, figure: str) -> float | None:
         """The mean of one figure over the runs of an arm; None if it was not run."""
         return float(self.means.loc[arm, figure]) if arm in self.means.index else None
+
+    def minus_static(self, arm: str) -> PairedDifference | None:
+        """An arm's difference to the best plain network within the budget, if both are complete."""
+        return next((pair.difference for pair in self.against_static if pair.first == arm), None)
 
     def subject_minus(self, arm: str) -> PairedDifference | None:
         """The subject's difference to an arm, if both are complete."""
@@ -73,6 +79,11 @@ def policy_ids(manifest: EvaluationManifest, arm: str) -> tuple[str, ...]:
     row = get_arm(arm)
     own = row.learned or row.replays or row.needs_sampled or (row.rebuilds and get_arm(manifest.subject).learned)
     return manifest.policy_ids if own and manifest.policies else ("",)
+
+
+def bar_of(manifest: EvaluationManifest) -> str:
+    """The arm that growing must reach: the best plain network within the budget."""
+    return FRONTIER if manifest.budget is None else static_arm(manifest.budget).name
 
 
 def metric_column(manifest: EvaluationManifest) -> str:
@@ -102,6 +113,7 @@ def summarise(manifest: EvaluationManifest, rows: pd.DataFrame) -> Summary:
         num_failed=(rows["status"] != OK).groupby(rows["arm"]).sum(),
         against_baseline=pairs([(name, BASELINE) for name in manifest.arms]),
         subject_against=pairs([(manifest.subject, name) for name in manifest.arms]),
+        against_static=pairs([(name, bar_of(manifest)) for name in manifest.arms if not get_arm(name).static]),
         missing=missing,
     )
 

@@ -293,6 +293,7 @@ def read_tuned(path: Path, task: TaskSpec) -> tuple[dict[str, Any], dict[str, An
         "on task": content["task"],
         "conditions": "the same" if same else "other than here",
         "by": content["metric"],
+        "scores": {arm: found["score"] for arm, found in content["arms"].items()},
         "episodes": {arm: found["episodes"] for arm, found in content["arms"].items()},
         "training MACs": {arm: found["training_macs"] for arm, found in content["arms"].items()},
     }

@@ -10,8 +10,8 @@ from typing import Annotated
 import tyro
 from rich.text import Text
 
-from esper.evidence.arms import EvaluationRequest
-from esper.evidence.studies import STUDIES, log_problem, policy_config, start_policy
+from esper.evidence.arms import FRONTIER, SEARCHES, TUNABLE, EvaluationRequest, get_arm
+from esper.evidence.studies import STUDIES, Study, log_problem, policy_config, start_policy
 from esper.leyline import ExitCode
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.terminal import plain_console
@@ -27,7 +27,10 @@ def study_command(
     ] = None,
     quick: Annotated[bool, tyro.conf.arg(help="One policy and five pairs: not evidence, but the whole way.")] = False,
 ) -> None:
-    """Train policies, tune the fixed controllers, and compare all of them on the test split.
+    """Train policies, tune their rivals, and compare all of them on the test split.
+
+    A study of sizes (frontier-...) trains no policy: at every budget it compares what rules and searches grow with
+    the best plain network of that size.
 
     Everything that is finished is kept: a second start goes on where the first one stopped, in the middle of a
     training too. What is claimed, and on how many seeds, is fixed in the code before any result exists. A policy whose
@@ -42,11 +45,16 @@ def study_command(
     require_libraries()
     study, console = STUDIES[name], plain_console()
     count = usable_cores() if workers is None else workers
-    num_policies = 1 if quick else study.policies if policies is None else policies
-    if num_policies < 1:
+    num_policies = min(1, study.policies) if quick else study.policies if policies is None else policies
+    if num_policies < (study.preset is not None):
         raise ValueError(f"--policies must be at least 1, got {policies}")
     folder = out / (f"{name}-quick" if quick else name if policies is None else f"{name}-{num_policies}")
     console.print(Text.assemble((name, "bold"), f": {study.description}"), soft_wrap=True)
+    if quick:
+        study = replace(study, seeds=5, tune_episodes=16, search_episodes=16)
+    if study.preset is None:
+        _judge_sizes(study, folder, count)
+        return
     config = policy_config(study, count)
     runs = [folder / f"policy-{seed}" for seed in range(num_policies)]
     for seed, path in enumerate(runs):
@@ -56,18 +64,36 @@ def study_command(
     request = EvaluationRequest(
         task=config.task, epochs=config.episode_length, budget=config.param_budget, out=folder / "evaluation"
     )
-    tuned = request.folder / "tuned.json"
-    episodes = 16 if quick else study.tune_episodes
-    if episodes and not tuned.is_file():
-        evaluate_command(request, workers=count, tune=True, tune_episodes=episodes)
-    request = replace(
-        request,
-        arms=("all",),
-        policy=tuple(map(str, runs)),
-        seeds=5 if quick else study.seeds,
-        tuned=tuned if episodes else None,
-    )
-    evaluate_command(request, workers=count)
+    _judge(study, replace(request, policy=tuple(map(str, runs))), count)
+
+
+def _judge_sizes(study: Study, folder: Path, workers: int) -> None:
+    """One evaluation for each budget, then all of them as one table and picture."""
+    from esper.evidence.frontier import publish_frontier
+
+    assert study.task is not None
+    folders = [folder / f"at_{budget}" for budget in study.budgets]
+    for budget, out in zip(study.budgets, folders, strict=True):
+        _judge(study, EvaluationRequest(task=study.task, epochs=study.epochs, budget=budget, out=out), workers)
+    publish_frontier(folders, folder)
+    plain_console().print(f"Saved in {folder}: frontier.md, frontier.csv, frontier.png", soft_wrap=True)
+
+
+def _judge(study: Study, request: EvaluationRequest, workers: int) -> None:
+    """Tunes what can be tuned, then compares on the test split. What is done already is not done again."""
+    tuned = request.folder / "tuned.json" if study.tune_episodes else None
+    if study.tune_episodes:
+        asked = study.arms if "all" not in study.arms else (*TUNABLE, *SEARCHES, FRONTIER)
+        tune = replace(request, arms=tuple(arm for arm in asked if arm == FRONTIER or _tunable(arm)), policy=())
+        evaluate_command(
+            tune, workers=workers, tune=True, tune_episodes=study.tune_episodes, search_episodes=study.search_episodes
+        )
+    request = replace(request, arms=study.arms, subject=study.subject, seeds=study.seeds, tuned=tuned)
+    evaluate_command(request, workers=workers)
+
+
+def _tunable(arm: str) -> bool:
+    return get_arm(arm).tunable or get_arm(arm).searched
 
 
 def _require_whole_log(path: Path) -> None:
