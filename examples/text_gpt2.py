@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from esper.runtime.datasets import load_dataset
 
 CONTEXT = 64
-ROWS = 1024
+ROWS = 512
 """Windows of the training text that are used."""
 Rows = dict[str, Tensor]
 

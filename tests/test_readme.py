@@ -10,14 +10,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_python_example_grows_a_network(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    check = "\nassert [r.stage.name for r in model.reports()] == ['FOSSILIZED'], model.reports()\n"
+    check = "\nprint('kept', len(result.kept), 'metric', result.metric)\n"
     done = subprocess.run([sys.executable, "-c", code + check], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "grown.pt2").exists()
-    accuracies = [float(value) for value in re.findall(r"^epoch \d: (\S+) %$", done.stdout, re.M)]
-    assert len(accuracies) == 8
-    # Alone this network ends near 80 %, grown between 91 and 97 % (30 run seeds), so no machine decides the outcome.
-    assert accuracies[-1] > 87.0, accuracies
+    assert (tmp_path / "growth.png").exists()
+    kept, metric = re.findall(r"^kept (\d+) metric (\S+)$", done.stdout, re.M)[0]
+    assert int(kept) == 1
+    # Alone this network ends between 63 and 72 % (3 seeds), grown between 78 and 86 % (6 seeds).
+    assert float(metric) > 75.0, metric
 
 
 def test_links_lead_somewhere() -> None:
