@@ -82,7 +82,7 @@ def test_commands_on_the_pages_are_understood(page: str, text: str, capsys: pyte
     if words[-1] in ("--help", "--version") or words[0] == "bench":
         return
     try:
-        made = tyro.cli(cli._commands(), prog="esper", args=words)
+        made = tyro.cli(cli._commands(listed=False), prog="esper", args=words)
     except SystemExit:
         pytest.fail(f"{page}: {text}\n{capsys.readouterr().err}")
     assert callable(made)
