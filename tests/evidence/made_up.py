@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from esper.evidence.arms import ARMS, line_up
-from esper.evidence.host_runs import GrownSeed
+from esper.evidence.host_runs import PlantedSeed
 from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest, EvaluationSession
 from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
 from esper.evidence.runs import Evaluation
@@ -157,7 +157,7 @@ def write(
     shuffled = list(made)
     order(shuffled)
     for result in shuffled:
-        life = GrownSeed(
+        life = PlantedSeed(
             slot="r0c0", blueprint="cnn.conv", blend="linear", params=100, planted=1, blended=2, kept=3, pruned=None
         )
         grown = result.num_kept > 0

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.evidence import statistics
-from esper.evidence.statistics import compare, compare_policies, compare_samples, holm, require_libraries, sign_flip_p
+from esper.evidence.statistics import (
+    compare_samples,
+    difference_of_policies,
+    holm,
+    paired_difference,
+    require_libraries,
+    sign_flip_p,
+)
 
 numbers = st.floats(-50, 50, allow_nan=False).map(lambda value: round(value, 3))
 
@@ -20,7 +27,7 @@ def test_the_interval_covers_the_true_mean_at_its_rate(skewed: bool, monkeypatch
     for _ in range(200):
         # Exponential draws have mean 1 and lean far to one side.
         sample = [chance.expovariate(1) if skewed else chance.gauss(1, 0.6) for _ in range(20)]
-        found = compare(sample)
+        found = paired_difference(sample)
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= 1 <= found.high
@@ -37,7 +44,7 @@ def test_the_two_level_interval_covers_the_mean_over_policies() -> None:
             [1 + skill + luck + chance.gauss(0, 0.3) for luck in by_seed]
             for skill in (chance.gauss(0, 1) for _ in range(6))
         ]
-        found, single = compare_policies(table), compare(table[0])
+        found, single = difference_of_policies(table), paired_difference(table[0])
         assert found.low is not None
         assert found.high is not None
         assert single.low is not None
@@ -49,31 +56,31 @@ def test_the_two_level_interval_covers_the_mean_over_policies() -> None:
 
 
 def test_fewer_than_ten_pairs_have_no_interval_and_no_p() -> None:
-    found = compare([1.0, 2.0, 3.0, 0.0, -1.0, 1.0, 2.0, 2.0, 1.0])
+    found = paired_difference([1.0, 2.0, 3.0, 0.0, -1.0, 1.0, 2.0, 2.0, 1.0])
     assert (found.low, found.high, found.p) == (None, None, None)
     assert (found.wins, found.ties, found.losses) == (7, 1, 1)
     assert found.mean == pytest.approx(11 / 9)
-    assert compare([*range(10)]).low is not None
+    assert paired_difference([*range(10)]).low is not None
 
 
 def test_fewer_than_five_policies_say_nothing_about_the_method() -> None:
     table = [[float(seed + policy) for seed in range(20)] for policy in range(5)]
-    assert compare_policies(table[:4]).low is None
-    assert compare_policies(table).low is not None
-    assert compare_policies(table[:1]) == compare(table[0])
+    assert difference_of_policies(table[:4]).low is None
+    assert difference_of_policies(table).low is not None
+    assert difference_of_policies(table[:1]) == paired_difference(table[0])
     with pytest.raises(ValueError, match="same run seeds"):
-        compare_policies([[1.0], [1.0, 2.0]])
+        difference_of_policies([[1.0], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize("value", [0.0, 2.5, -2.5])
 def test_equal_differences_are_certain(value: float) -> None:
-    found = compare([value] * 20)
+    found = paired_difference([value] * 20)
     assert found.low == found.high == found.mean == value
     assert found.p == (1.0 if value == 0 else pytest.approx(0.0, abs=0.01))
 
 
 def test_one_pair_that_differs_makes_no_interval_out_of_nothing() -> None:
-    found = compare([0.0] * 19 + [1.0])
+    found = paired_difference([0.0] * 19 + [1.0])
     assert (found.low, found.high) == (None, None)
     assert found.p == 1.0
 
@@ -81,10 +88,10 @@ def test_one_pair_that_differs_makes_no_interval_out_of_nothing() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.lists(numbers, min_size=10, max_size=24), st.randoms(use_true_random=False))
 def test_order_never_matters_and_the_mean_is_inside(values: list[float], chance: random.Random) -> None:
-    found = compare(values)
+    found = paired_difference(values)
     shuffled = list(values)
     chance.shuffle(shuffled)
-    assert compare(shuffled) == found
+    assert paired_difference(shuffled) == found
     assert found.wins + found.ties + found.losses == found.num_pairs == len(values)
     if found.low is not None and found.high is not None:
         assert found.low <= found.high

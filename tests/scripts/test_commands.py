@@ -113,3 +113,25 @@ def test_the_delivered_network_scores_what_validation_measured() -> None:
     loss, accuracy = score_committed(task, data, run.model, data.val)
     assert accuracy == run.reports[-1].committed_accuracy_pct
     assert loss == pytest.approx(run.reports[-1].committed_loss, rel=1e-6)
+
+
+# ---- compare
+
+
+def test_compare_says_whether_a_task_should_be_grown(capsys, tmp_path):
+    out = tmp_path / "table.txt"
+    main(["compare", "--task", "digits_limited", "--epochs", "10", "--seeds", "2", "--out", str(out)])
+    shown = capsys.readouterr().out
+    for arm in ("grown", "left alone", "the grown network from the start"):
+        assert f"\n{arm} " in shown
+    assert "training GMACs" in shown
+    assert "Do not grow this model" in shown or "Growing " in shown
+    assert out.read_text() == shown
+
+
+@pytest.mark.parametrize("flags", [[], ["--task", "digits_limited", "--model", "a.py:b"], ["--model", "a.py:b"]])
+def test_compare_wants_a_task_or_a_model_with_data(flags, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", *flags])
+    assert stop.value.code == 2
+    assert "--task" in capsys.readouterr().err

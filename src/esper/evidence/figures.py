@@ -16,7 +16,7 @@ from esper.evidence import limits
 from esper.evidence.arms import SAMPLED, get_arm
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import KEY, Topology
-from esper.evidence.statistics import compare
+from esper.evidence.statistics import paired_difference
 from esper.evidence.summary import Summary, exact_mean, metric_column
 from esper.karn.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, YELLOW
 from esper.leyline.files import write_atomic
@@ -75,7 +75,7 @@ def figure_tables(
 def _frontier_point(manifest: EvaluationManifest, arm: str, own: pd.DataFrame) -> dict[str, Any]:
     """An arm among size and score: the mean over its runs, with its interval where there are enough."""
     values = own[metric_column(manifest)].tolist()
-    found = compare(values) if len(values) >= limits.MIN_PAIRS else None
+    found = paired_difference(values) if len(values) >= limits.MIN_PAIRS else None
     return {
         "arm": arm,
         "params": exact_mean(own["params"]),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from esper.evidence.static_networks import HostWorkerSpec, StaticNetwork, build_host_worker
+from esper.evidence.static_networks import HostWorkerSpec, KeptSeed, StaticNetwork, build_host_worker
 from esper.kasmina import MorphogeneticModel, export_module
 from esper.leyline import (
     ActionExecutionResult,
@@ -66,7 +66,7 @@ OnEpoch = Callable[[ActionExecutionResult], None]
 
 
 @record
-class GrownSeed:
+class PlantedSeed:
     """One seed from planting to its end. Epochs count from 1; None: it did not come to that."""
 
     slot: str
@@ -111,13 +111,13 @@ class HostRun:
         )
 
     @property
-    def grown_seeds(self) -> tuple[GrownSeed, ...]:
+    def grown_seeds(self) -> tuple[PlantedSeed, ...]:
         """Every seed that was planted, in order."""
-        seeds: dict[str, GrownSeed] = {}
+        seeds: dict[str, PlantedSeed] = {}
         for event in chain.from_iterable(report.events for report in self.reports):
             data, epoch = event.data, 0 if event.epoch is None else event.epoch + 1
             if isinstance(data, SeedGerminated):
-                seeds[data.seed_id] = GrownSeed(
+                seeds[data.seed_id] = PlantedSeed(
                     slot=data.slot_id, blueprint=data.blueprint, blend=data.blend, params=data.params, planted=epoch
                 )
             elif isinstance(data, SeedEnded):
@@ -126,6 +126,20 @@ class HostRun:
             elif isinstance(data, SeedStageChanged) and data.to_stage == SeedStage.BLENDING.name:
                 seeds[data.seed_id] = replace(seeds[data.seed_id], blended=epoch)
         return tuple(seeds.values())
+
+    @property
+    def kept(self) -> tuple[KeptSeed, ...]:
+        """The seeds of the committed network."""
+        return tuple(
+            KeptSeed(slot=slot.spec.slot_id, blueprint=str(slot.blueprint), blend=slot.blend.name)
+            for slot in self.model.all_slots()
+            if slot.stage is SeedStage.FOSSILIZED and slot.blend is not None
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Of one thread: training, validation and controller."""
+        return sum(report.train_ms + report.val_ms for report in self.reports) / 1_000 + self.controller_s
 
     @property
     def committed_scores(self) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from esper.evidence.host_runs import GrownSeed
+from esper.evidence.host_runs import PlantedSeed
 from esper.evidence.static_networks import KeptSeed
 from esper.leyline import record
 from esper.leyline.files import loads_json, open_regular, write_all
@@ -100,7 +100,7 @@ class Topology:
     host: Mapping[str, Any]
     """Kind and arguments of the host."""
     kept: tuple[KeptSeed, ...]
-    lives: tuple[GrownSeed, ...]
+    lives: tuple[PlantedSeed, ...]
 
     @property
     def key(self) -> RunKey:

@@ -18,15 +18,14 @@ import pandas as pd
 
 from esper.evidence import limits
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm, Lineup, get_arm
-from esper.evidence.host_runs import GrownSeed, HostRun, HostRunner, SideBySide, score_committed
+from esper.evidence.host_runs import HostRun, HostRunner, PlantedSeed, SideBySide, score_committed
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
-from esper.evidence.static_networks import KeptSeed, StaticNetwork, read_host, static_family, widened
+from esper.evidence.static_networks import StaticNetwork, read_host, static_family, widened
 from esper.leyline import (
     EpisodeSeed,
     LifecycleOp,
     PolicyProtocol,
-    SeedStage,
     record,
 )
 from esper.runtime.data.splits import Dataset, Split
@@ -198,7 +197,7 @@ class Arena(ExitStack):
             host_epochs=len(sizes),
             num_ops=run.num_ops,
             num_rollbacks=num_rollbacks,
-            run_s=sum(report.train_ms + report.val_ms for report in run.reports) / 1_000 + run.controller_s,
+            run_s=run.seconds,
             controller_s=run.controller_s,
             wall_s=wall_s,
         )
@@ -280,7 +279,7 @@ def modal_schedule(store: ResultStore, policy_id: str) -> tuple[ScheduleEntry, .
     return taken[best.key]
 
 
-def ops_of(lives: Sequence[GrownSeed]) -> tuple[ScheduleEntry, ...]:
+def ops_of(lives: Sequence[PlantedSeed]) -> tuple[ScheduleEntry, ...]:
     """The lives of seeds as a schedule that leads to them again."""
     entries = []
     for life in lives:
@@ -307,12 +306,12 @@ def _curve(job: Job, run: HostRun) -> pd.DataFrame:
 
 
 def _topology(job: Job, run: HostRun) -> Topology:
-    kept = tuple(
-        KeptSeed(slot=slot.spec.slot_id, blueprint=str(slot.blueprint), blend=slot.blend.name)
-        for slot in run.model.all_slots()
-        if slot.stage is SeedStage.FOSSILIZED and slot.blend is not None
-    )
     host = {"kind": run.model.host.spec.kind, "kwargs": dict(run.model.host.spec.kwargs)}
     return Topology(
-        arm=job.arm.name, policy_id=job.policy_id, run_seed=run.run_seed, host=host, kept=kept, lives=run.grown_seeds
+        arm=job.arm.name,
+        policy_id=job.policy_id,
+        run_seed=run.run_seed,
+        host=host,
+        kept=run.kept,
+        lives=run.grown_seeds,
     )

@@ -42,7 +42,7 @@ class PairedDifference:
     losses: int
 
 
-def compare(differences: Sequence[float]) -> PairedDifference:
+def paired_difference(differences: Sequence[float]) -> PairedDifference:
     """Describes paired differences. Their order does not matter."""
     if not differences:
         raise ValueError("no pairs to compare")
@@ -51,7 +51,7 @@ def compare(differences: Sequence[float]) -> PairedDifference:
     return _comparison(ordered, low, high, sign_flip_p(ordered) if len(ordered) >= limits.MIN_PAIRS else None)
 
 
-def compare_policies(differences: Sequence[Sequence[float]]) -> PairedDifference:
+def difference_of_policies(differences: Sequence[Sequence[float]]) -> PairedDifference:
     """Describes differences of several policies (rows) on the same run seeds (columns).
 
     The interval is about the method: it resamples policies first, then run seeds. Fewer than five policies give none.
@@ -60,7 +60,7 @@ def compare_policies(differences: Sequence[Sequence[float]]) -> PairedDifference
     if len({len(row) for row in differences}) != 1:
         raise ValueError("every policy needs the same run seeds")
     if len(differences) == 1:
-        return compare(differences[0])
+        return paired_difference(differences[0])
     enough = len(differences) >= limits.MIN_POLICIES and len(differences[0]) >= limits.MIN_PAIRS
     low, high = _two_level_interval(differences) if enough else (None, None)
     p = sign_flip_p(sorted(statistics.fmean(row) for row in differences)) if enough else None

@@ -12,7 +12,7 @@ import pandas as pd
 from esper.evidence.arms import BASELINE, FRONTIER, get_arm, static_arm
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.results import KEY, OK, RESULT_COLUMNS, RunKey
-from esper.evidence.statistics import PairedDifference, compare_policies, holm
+from esper.evidence.statistics import PairedDifference, difference_of_policies, holm
 from esper.leyline import record
 
 NOT_FIGURES = ("run_seed", "host_params")
@@ -136,7 +136,7 @@ def _compare(manifest: EvaluationManifest, rows: pd.DataFrame, first: str, secon
         table = rows[rows["arm"] == arm].pivot(index="policy_id", columns="run_seed", values=metric_column(manifest))
         return sign * table.loc[list(policy_ids(manifest, arm)), list(manifest.run_seeds)].to_numpy()
 
-    return compare_policies((scores(first) - scores(second)).tolist())
+    return difference_of_policies((scores(first) - scores(second)).tolist())
 
 
 def _adjusted(pairs: Iterable[ArmPair]) -> tuple[ArmPair, ...]:

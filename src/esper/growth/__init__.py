@@ -1,6 +1,6 @@
 """Growing any model of the user's: sites, slots on them, the user's optimizer, and what came of it."""
 
-from esper.growth.comparison import Comparison, compare
+from esper.growth.comparison import Comparison, compare, compare_task
 from esper.growth.exporting import load_grown
 from esper.growth.grower import Grower
 from esper.growth.result import GrowthResult
@@ -18,6 +18,7 @@ __all__ = [
     "Sites",
     "Validation",
     "compare",
+    "compare_task",
     "find_sites",
     "grow",
     "load_grown",

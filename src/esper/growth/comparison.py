@@ -16,12 +16,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from esper.evidence.host_runs import HostRun, HostRunner, SideBySide
+from esper.evidence.static_networks import StaticNetwork, can_widen, widened
 from esper.growth.data import Data
 from esper.growth.grower import Grower
 from esper.growth.result import GrownSeed, GrowthResult, Section
 from esper.growth.scale import MetricScale
 from esper.growth.training import GrowthRun, GrowthSettings
-from esper.leyline import SeedStage, derive_seed, record
+from esper.leyline import EpisodeSeed, SeedStage, derive_seed, record
+from esper.runtime.data.splits import Dataset
+from esper.runtime.tasks import TaskSpec
 
 GROWN, ALONE, AT_ONCE, WIDER = "grown", "left alone", "the grown network from the start", "a wider model"
 WIDTH_STEPS = 24
@@ -34,7 +38,7 @@ Wider = Callable[[float], nn.Module]
 
 
 @record
-class Arm:
+class ArmScores:
     """One way to get a model, over all seeds."""
 
     name: str
@@ -56,7 +60,7 @@ class Comparison:
 
     scale: MetricScale
     epochs: int
-    arms: tuple[Arm, ...]
+    arms: tuple[ArmScores, ...]
     split: str
     """What the final models were scored on: "test" data, or "validation" data, which decided what grew."""
     rows: int | None
@@ -64,7 +68,7 @@ class Comparison:
     not_run: tuple[str, ...]
     """Arms that are missing, and why."""
 
-    def arm(self, name: str) -> Arm | None:
+    def arm(self, name: str) -> ArmScores | None:
         """An arm by name; None if it was not run."""
         return next((arm for arm in self.arms if arm.name == name), None)
 
@@ -209,19 +213,94 @@ def make_comparison(found: Mapping[str, Sequence[Trained]], run: GrowthRun, *, h
         run: One of the growing runs, after its end.
         has_wider: Whether wider models could be made.
     """
-    runs = len(found[GROWN])
     not_run = [] if has_wider else [f"{WIDER.capitalize()} was not trained: pass wider= to make one."]
-    not_run += [
-        f"{name.capitalize()} is left out: nothing grew with some seeds." for name in found if len(found[name]) < runs
-    ]
     return Comparison(
         scale=run.grower.scale,
         epochs=run.settings.epochs,
-        arms=tuple(_arm(name, arms) for name, arms in found.items() if len(arms) == runs),
         split="validation" if run.test is None else "test",
         rows=(run.test or run.validation).num_rows,
-        not_run=tuple(not_run),
+        **_complete(found, not_run),
     )
+
+
+def _complete(found: Mapping[str, Sequence[Trained]], not_run: Sequence[str]) -> dict[str, Any]:
+    runs = len(found[GROWN])
+    lost = [
+        f"{name.capitalize()} is left out: nothing grew with some seeds." for name in found if len(found[name]) < runs
+    ]
+    arms = tuple(_arm(name, arms) for name, arms in found.items() if len(arms) == runs)
+    return {"arms": arms, "not_run": (*not_run, *lost)}
+
+
+# ---- a bundled task
+
+
+def compare_task(
+    task: TaskSpec,
+    data: Dataset,
+    *,
+    controller: str = "largest",
+    seeds: int = 3,
+    seed: int = 0,
+    on_arm: Callable[[str], None] = lambda words: None,
+) -> Comparison:
+    """The same for the host of a bundled task, on its validation data; `esper evaluate` opens the test split.
+
+    Args:
+        task: Host, epochs, budget.
+        data: Train and val are read.
+        controller: A rule that decides what grows.
+        seeds: Runs of every arm.
+        seed: The first run seed.
+        on_arm: Called with what is being done.
+
+    Raises:
+        ValueError: There is no such rule.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    numbered = [EpisodeSeed(env_id=number, episode=0, run_seed=seed + number) for number in range(seeds)]
+
+    def train(name: str, networks: Mapping[int, StaticNetwork] | None, rule: str) -> tuple[HostRun, ...]:
+        on_arm(name)
+        with HostRunner(task, data, networks=networks) as runner:
+            own = {one.env_id: runner.controller(rule, one.run_seed) for one in numbered}
+            return runner.run(SideBySide(own), numbered)
+
+    grown = train(GROWN, None, controller)
+    made = [run for run in grown if run.kept]
+    runs = {GROWN: grown, ALONE: train(ALONE, None, "wait_only")}
+    if len(made) == seeds:
+        again = {run.run_seed: StaticNetwork(host=task.host, kept=run.kept) for run in grown}
+        runs[AT_ONCE] = train(AT_ONCE, again, "wait_only")
+        if can_widen(task.host):
+            wide = {run.run_seed: StaticNetwork(host=widened(task, _size(run)), kept=()) for run in grown}
+            runs[WIDER] = train(WIDER, wide, "wait_only")
+    found = {name: [_trained_host(task, run) for run in own] for name, own in runs.items()}
+    not_run = [] if len(made) == seeds else ["Nothing grew with some seeds, so nothing was built at once or widened."]
+    guess = 100.0 / task.num_classes if task.metric == "accuracy" else task.chance_loss
+    scale = MetricScale(
+        name="accuracy (%)" if task.metric == "accuracy" else "loss (nats)",
+        guess=guess,
+        best=100.0 if task.metric == "accuracy" else 0.0,
+        guess_loss=task.chance_loss,
+        classes=task.num_classes,
+    )
+    rows = len(data.val)
+    return Comparison(scale=scale, epochs=task.horizon, split="validation", rows=rows, **_complete(found, not_run))
+
+
+def _size(run: HostRun) -> int:
+    return run.reports[-1].committed_params
+
+
+def _trained_host(task: TaskSpec, run: HostRun) -> Trained:
+    loss, accuracy = run.committed_scores
+    metric = accuracy if task.metric == "accuracy" else loss
+    return Trained(metric=metric, params=_size(run), training_macs=run.training_macs, seconds=run.seconds)
+
+
+# ---- a model of one's own
 
 
 def check_comparable(settings: GrowthSettings) -> None:
@@ -321,8 +400,8 @@ def _width_for(wider: Wider, params: int) -> Callable[[], nn.Module]:
     return lambda: wider(best)
 
 
-def _arm(name: str, runs: Sequence[Trained]) -> Arm:
-    return Arm(
+def _arm(name: str, runs: Sequence[Trained]) -> ArmScores:
+    return ArmScores(
         name=name,
         metrics=tuple(run.metric for run in runs),
         params=tuple(run.params for run in runs),

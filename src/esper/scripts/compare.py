@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from esper.scripts.terminal import plain_console, print_stderr
 
+if TYPE_CHECKING:
+    from esper.growth import Comparison
+
 
 def compare_command(
-    model: Annotated[str, tyro.conf.arg(metavar="FILE.py:FUNCTION", help="A function that returns your model.")],
+    task: Annotated[
+        str | None, tyro.conf.arg(help="A bundled task, as `esper tasks` lists them, instead of your own model.")
+    ] = None,
+    model: Annotated[
+        str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION", help="A function that returns your model.")
+    ] = None,
     data: Annotated[
-        str,
+        str | None,
         tyro.conf.arg(
             metavar="FILE.py:FUNCTION", help="A function that returns (train, validation) or (train, validation, test)."
         ),
-    ],
+    ] = None,
     wider: Annotated[
         str | None,
         tyro.conf.arg(
@@ -26,18 +34,21 @@ def compare_command(
         ),
     ] = None,
     controller: Annotated[
-        str | None, tyro.conf.arg(help="Who decides what grows: a rule, or the folder of a trained run.")
+        str | None,
+        tyro.conf.arg(help="Who decides what grows: a rule, or for your own model the folder of a trained run."),
     ] = None,
     sites: Annotated[tuple[str, ...], tyro.conf.arg(help="Submodules after which something may grow.")] = (),
     seeds: Annotated[int, tyro.conf.arg(help="Runs of every arm; from three on there are intervals.")] = 3,
     seed: Annotated[int, tyro.conf.arg(help="The first seed.")] = 0,
-    epochs: Annotated[int, tyro.conf.arg(help="Epochs of every arm.")] = 20,
+    epochs: Annotated[
+        int | None, tyro.conf.arg(help="Epochs of every arm; default: the task's own, 20 for your own model.")
+    ] = None,
     budget: Annotated[int | None, tyro.conf.arg(help="Most parameters of the grown model; default: no limit.")] = None,
     batch_size: Annotated[int, tyro.conf.arg(help="Rows of a batch, if your data is not cut yet.")] = 64,
     lr: Annotated[float, tyro.conf.arg(help="Learning rate of every arm; it falls along a cosine.")] = 1e-3,
     out: Annotated[Path | None, tyro.conf.arg(help="A text file for the table too.")] = None,
 ) -> None:
-    """Say whether a model of your own should be grown.
+    """Say whether a model of your own, or the host of a bundled task, should be grown.
 
     Trains, for the same epochs on the same batches with the same optimizer: your model grown, left alone, the grown
     network built at once, and a wider model of the same size. Shows what each scores on test data, or on validation
@@ -45,9 +56,19 @@ def compare_command(
     per seed.
     """
     from esper.growth import compare
-    from esper.leyline.files import write_atomic
     from esper.scripts.own_model import OwnModel, adamw, checked_model, cosine, load_function, width_maker
 
+    if task is not None:
+        if model is not None or data is not None:
+            raise ValueError("--task stands for a model and its data: give it, or --model and --data")
+        found = _compare_task(task, controller, seeds, seed, epochs, budget)
+        _show(found, out)
+        return
+    if model is None or data is None:
+        raise ValueError(
+            "nothing to compare: give --task TASK, or --model FILE.py:FUNCTION and --data FILE.py:FUNCTION"
+        )
+    num_epochs = 20 if epochs is None else epochs
     own = OwnModel(model=model, data=data, seed=seed)
     train, val, test = own.make_data()
     found = compare(
@@ -59,14 +80,32 @@ def compare_command(
         on_arm=print_stderr,
         test=test,
         budget=budget,
-        epochs=epochs,
+        epochs=num_epochs,
         controller=controller,
         sites=list(sites) or "auto",
         optimizer=adamw(lr),
-        scheduler=cosine(epochs),
+        scheduler=cosine(num_epochs),
         batch_size=batch_size,
         seed=seed,
     )
+    _show(found, out)
+
+
+def _compare_task(
+    name: str, controller: str | None, seeds: int, seed: int, epochs: int | None, budget: int | None
+) -> Comparison:
+    from esper.evidence.host_runs import task_with
+    from esper.growth import compare_task
+    from esper.runtime.tasks import load_task_data
+
+    task = task_with(name, epochs=epochs, budget=budget)
+    options = {} if controller is None else {"controller": controller}
+    return compare_task(task, load_task_data(task), seeds=seeds, seed=seed, on_arm=print_stderr, **options)
+
+
+def _show(found: Comparison, out: Path | None) -> None:
+    from esper.leyline.files import write_atomic
+
     plain_console(soft_wrap=True, highlight=False).print(str(found))
     if out is not None:
         write_atomic(out, f"{found}\n".encode())
