@@ -53,7 +53,7 @@ def grids(layout: HostLayout, horizon: int) -> dict[str, dict[str, list[Any]]]:
         },
         "largest": {
             "place": list(PLACES),
-            "blueprint": [None, *first],
+            "blueprint": [None, *first, *(name for name in fitting if name not in first)],
             "blend": list(BLENDS_TRIED),
             "max_live": [1, 2, 3],
         },
