@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -20,7 +21,9 @@ from torch import Tensor
 
 import esper.kasmina.network as network_module
 import esper.simic.training.env_factory as factory
-from esper.leyline import ActionSpec, EpochReport, LifecycleOp, OptimSpec, SeedStage, wait
+from esper.leyline import ActionSpec, EpochReport, LifecycleOp, OptimSpec, SeedStage, TelemetryLevel, wait
+from esper.simic.telemetry.telemetry_config import enabled
+from esper.simic.training.native_executor import NativeExecutor
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.rollout import episode_seeds
 from esper.tolaria import engine as engine_module
@@ -83,21 +86,37 @@ def counting() -> Iterator[Counter[str]]:
         yield found
 
 
-@pytest.mark.parametrize(("num_envs", "num_seeds"), [(1, 0), (1, 1), (1, 2), (1, 3), (16, 0), (16, 3)])
-def test_a_step_reads_once_whatever_lives_in_the_slots(num_envs: int, num_seeds: int) -> None:
-    """With nothing to log in even epochs, with all events and a close look at every gradient in odd ones."""
-    worker, stages = engine(SHORT), set()
+def native_engine() -> Engine:
+    """Compiled code before torch."""
+    worker = engine(SHORT)
+    worker._ops = replace(worker._ops, executors=(NativeExecutor(), *worker._ops.executors))
+    return worker
+
+
+BACKENDS = {"torch": partial(engine, SHORT), "native": native_engine}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("num_envs", "num_seeds"), [(1, 0), (1, 1), (1, 2), (1, 3), (16, 0), (16, 1), (16, 2), (16, 3)]
+)
+def test_a_step_reads_once_whatever_lives_in_the_slots(num_envs: int, num_seeds: int, backend: str) -> None:
+    """At another level of telemetry in each epoch, with a close look at every gradient at the highest."""
+    worker, stages = BACKENDS[backend](), set()
     reports = list(worker.reset(episode_seeds(7, 3, num_envs)).reports.values())
-    for epoch in range(HORIZON):
-        specs, detailed = choices(num_seeds, epoch, reports), epoch % 2 == 1
+    for epoch, level in zip(range(HORIZON), cycle(TelemetryLevel), strict=False):
+        specs, detailed = choices(num_seeds, epoch, reports), level is max(TelemetryLevel)
         with counting() as found:
-            result = worker.step(specs, *((ALL_EVENTS, frozenset(range(num_envs))) if detailed else ()))
+            result = worker.step(specs, enabled(level), frozenset(range(num_envs) if detailed else ()))
+        if backend == "native":
+            del found["numpy"]  # how compiled code gets at memory of the CPU: a view, for which nothing waits
         assert found == Counter(tolist=1), f"epoch {epoch}"
         reports = list(result.reports.values())
         assert all(bool(report.gradients) == detailed for report in reports)
         stages |= {slot.stage for report in reports for slot in report.slots}
     expected = {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED, SeedStage.EMBARGOED}
     assert num_seeds < 2 or stages >= expected, "all of a seed's life was looked at"
+    assert (worker.envs[0].seat is not None) == (backend == "native"), "who ran it"
 
 
 def test_the_counter_sees_a_read() -> None:

@@ -42,10 +42,11 @@ def pack(batches: Sequence[tuple[Tensor, Tensor]], classes: int) -> Rows:
     for index, (rows, labels) in enumerate(batches):
         inputs[index, :, : len(rows)] = rows.reshape(len(rows), -1).t()
         targets[index, : len(rows)] = labels
-    low, high = int(targets.min()), int(targets.max())
+    found = Rows(inputs=inputs.numpy(), targets=targets.numpy(), counts=counts)
+    low, high = found.targets.min(), found.targets.max()
     if low < 0 or high >= classes:
         raise ValueError(f"targets must be in 0..{classes - 1}, got {low}..{high}")
-    return Rows(inputs=inputs.numpy(), targets=targets.numpy(), counts=counts)
+    return found
 
 
 @record
