@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,onnx,plots,gym,bench,metrics,runs,evidence,search,watch,serve,docs,lightning,hf,sklearn
+# What the demos and studies need, and what the tests need besides. The first stamp is a part of the second.
+RUN_EXTRAS := evidence,plots,search
+EXTRAS := $(RUN_EXTRAS),dev,onnx,gym,bench,metrics,runs,watch,serve,docs,lightning,hf,sklearn,ray
+PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 # Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
 export OMP_NUM_THREADS := 1
 
@@ -12,19 +15,23 @@ export OMP_NUM_THREADS := 1
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.runs: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Esper needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	$(PIP_INSTALL) '.[$(RUN_EXTRAS)]'
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.runs
+	$(PIP_INSTALL) '.[$(EXTRAS)]'
 	@touch $@
 
 setup: $(VENV)/.ready  ## create .venv with everything for development
 	@if [ -d .git ]; then $(BIN)/pre-commit install >/dev/null; fi
 
-run: $(VENV)/.ready  ## train a controller on the bundled digits, then judge it against fixed ones (a few minutes)
+run: $(VENV)/.runs  ## train a controller on the bundled digits, then judge it against fixed ones (a few minutes)
 	$(BIN)/esper study demo
 
-grow: $(VENV)/.ready  ## grow one network on the bundled digits and show what grew
+grow: $(VENV)/.runs  ## grow one network on the bundled digits and show what grew
 	$(BIN)/esper grow --task digits_blind
 
 
@@ -34,13 +41,13 @@ test: $(VENV)/.ready  ## run the test suite
 evidence: frontier-digits frontier-fashion frontier-pydoc table-digits-blind table-digits-saturated  ## every published table; hours, goes on where it stopped
 
 # One command per published table, from the code alone. QUICK=1 goes the whole way with one policy and five pairs.
-table-digits-%: $(VENV)/.ready
+table-digits-%: $(VENV)/.runs
 	$(BIN)/esper study digits_$* $(if $(QUICK),--quick)
 
-frontier-%: $(VENV)/.ready
+frontier-%: $(VENV)/.runs
 	$(BIN)/esper study $@ $(if $(QUICK),--quick)
 
-sandbox: $(VENV)/.ready  ## train the agent in small worlds whose best policy is known
+sandbox: $(VENV)/.runs  ## train the agent in small worlds whose best policy is known
 	$(BIN)/esper sandbox
 
 test-slow: $(VENV)/.ready  ## run the long evidence and stress tests

@@ -100,7 +100,7 @@ def test_options_and_counts_that_a_kind_cannot_have_are_refused() -> None:
     with pytest.raises(ValueError, match="workers must be 1 for kind 'inline', got 2"):
         EnginePool(build_simulated_worker, world(), workers=2)
     with pytest.raises(
-        ValueError, match=r"worker_kind must be one of auto, inline, process, simulated.*, got 'thread'"
+        ValueError, match=r"worker_kind must be one of auto, inline, process, ray, simulated.*, got 'thread'"
     ):
         TrainingConfig(worker_kind="thread")
 

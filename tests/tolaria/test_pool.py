@@ -248,7 +248,7 @@ def test_five_restarts_are_enough() -> None:
 
 
 def test_bad_calls_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown worker kind 'thread'. Known: inline, process, simulated"):
+    with pytest.raises(ValueError, match=r"unknown worker kind 'thread'. Known: inline, process, ray, simulated"):
         EnginePool(build_faulty, faulty_spec(), kind="thread")
     with pytest.raises(ValueError, match="workers must be at least 1 for kind 'process', got 0"):
         EnginePool(build_faulty, faulty_spec(), kind="process", workers=0)

@@ -110,12 +110,12 @@ def sole_user(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for large files of this process, among the system's temporary ones. It goes when the block ends.
+def scratch_folder(base: Path | None = None) -> Iterator[Path]:
+    """A folder for large files of this process, in `base` or among the system's temporary ones. It goes with the block.
 
     What a killed process left goes when the next one asks: its folder is no longer locked.
     """
-    base = Path(tempfile.gettempdir())
+    base = Path(tempfile.gettempdir()) if base is None else base
     for left in base.glob(f"{SCRATCH_PREFIX}*"):
         with contextlib.suppress(OSError):
             if left.lstat().st_uid == os.getuid():
@@ -126,7 +126,7 @@ def scratch_folder() -> Iterator[Path]:
                 finally:
                     os.close(fd)
     # Locked before it gets the name by which others find it.
-    folder = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
+    folder = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=base))
     with sole_user(folder):
         folder = folder.rename(base / f"{SCRATCH_PREFIX}{secrets.token_hex(8)}")
         try:

@@ -6,10 +6,14 @@ on equal keys are paired, and a resumed run needs only the episode and the epoch
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from pathlib import Path
+from pickle import PickleBuffer
+from typing import Any, SupportsIndex, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -146,7 +150,13 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     content: bytes | None
+    """Where it came in memory that several workers map, a view of it, to which nobody may write."""
     file: str | None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        # A transport that can carry buffers beside a message gives the receiver a view; to others this is bytes.
+        rebuild, (cls, values) = cast(tuple[Any, Any], self.__reduce__())
+        return rebuild, (cls, tuple(PickleBuffer(value) if isinstance(value, bytes) else value for value in values))
 
     def open(self) -> Tensor:
         """The tensor; a mapped file is private, so writing to it changes nothing for others.
@@ -155,8 +165,12 @@ class StoredTensor:
             DataNotFound: The file is gone.
         """
         dtype = getattr(torch, self.dtype)
-        if self.content is not None:
+        if isinstance(self.content, bytes):
             return torch.frombuffer(bytearray(self.content), dtype=dtype).reshape(self.shape)
+        if self.content is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that it must not be written to
+                return torch.from_numpy(np.frombuffer(self.content, np.uint8)).view(dtype).reshape(self.shape)
         assert self.file is not None
         if not Path(self.file).is_file():
             raise DataNotFound(

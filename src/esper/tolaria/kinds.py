@@ -68,6 +68,13 @@ WORKER_KINDS: dict[str, WorkerKind] = {
             open="esper.tolaria.handles:open_processes",
         ),
         WorkerKind(
+            name="ray",
+            description="actors on the machines of a Ray cluster, one CPU each; this machine alone without an address",
+            open="esper.tolaria.ray_handle:open_ray",
+            shares_files=False,
+            options=("address", "at_most"),
+        ),
+        WorkerKind(
             name="simulated",
             description="formulas instead of hosts, in this process: rehearsals of a run, sandboxes",
             open="esper.simic.training.simulated:open_simulated",

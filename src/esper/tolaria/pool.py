@@ -37,6 +37,7 @@ from esper.tolaria.worker import BuildWorker, Hello, PoolFailure, Progress, Requ
 
 _REPLAYED = ("reset", "restore", "step")
 MAX_RESTARTS = 5
+"""Workers that a run may lose; where there are more of them, as many as there are, since a machine takes all of its."""
 MAX_LOST_SHARE = 0.10
 """Share of a round's envs that may be given up before the run stops."""
 
@@ -280,9 +281,9 @@ class EnginePool:
         started = time.monotonic()
         self._emit(member, "lost", lost, 0, 0.0)
         self.num_restarts += 1
-        if self.num_restarts > MAX_RESTARTS:
+        if self.num_restarts > (limit := max(MAX_RESTARTS, len(self._members))):
             raise PoolFailure(
-                f"{lost}. Workers were lost {self.num_restarts} times in this run, the limit is {MAX_RESTARTS}; "
+                f"{lost}. Workers were lost {self.num_restarts} times in this run, the limit is {limit}; "
                 "look for memory limits or a crashing library"
             )
         try:

@@ -158,7 +158,7 @@ def serve(connection: Connection, numbers: MutableSequence[float], parent: int) 
         build, spec = pickle.loads(connection.recv_bytes())
         worker = build(spec, Pulse(numbers, parent))
     except Exception as error:
-        _send(connection, Reply(request_id=0, result=None, failure=_failure(error)))
+        _send(connection, Reply(request_id=0, result=None, failure=describe_failure(error)))
         return
     _send(connection, Reply(request_id=0, result=introduce(worker), failure=None))
     while True:
@@ -174,11 +174,12 @@ def answer(worker: Worker, request: Request) -> Reply:
     try:
         result = getattr(worker, request.call)(*request.arguments)
     except Exception as error:
-        return Reply(request_id=request.request_id, result=None, failure=_failure(error))
+        return Reply(request_id=request.request_id, result=None, failure=describe_failure(error))
     return Reply(request_id=request.request_id, result=result, failure=None)
 
 
-def _failure(error: Exception) -> Failure:
+def describe_failure(error: Exception) -> Failure:
+    """An exception as it travels."""
     return Failure(
         kind=type(error).__name__,
         message=str(error),

@@ -46,6 +46,7 @@ FREE_ON_RESUME: tuple[str, ...] = (
     "rounds",
     "workers",
     "worker_kind",
+    "ray_address",
     "level",
     "console",
     "exporters",
@@ -90,6 +91,11 @@ class TrainingConfig(Hyperparameters):
         "worker processes; default: one per core, at most one per env", None, ENVS, group="machine"
     )
     worker_kind: str = option(f"where hosts run: {', '.join((AUTO, *WORKER_KINDS))}", AUTO, group="machine")
+    ray_address: str | None = option(
+        "HOST:PORT of a Ray cluster's head, or auto for the one this machine is in; default: a cluster of its own",
+        None,
+        group="machine",
+    )
     device: str = option("where hosts are trained, such as cpu or cuda:0,cuda:1", "cpu", group="machine")
     amp: str = option("mixed precision on a GPU: off, auto, bf16 or fp16", "off", group="machine")
 
@@ -162,6 +168,11 @@ class TrainingConfig(Hyperparameters):
         if self.workers is not None and self.workers > 1 and one:
             raise ValueError(
                 f"worker_kind={self.worker_kind} has one worker, got workers={self.workers}. Give --workers 1 with it"
+            )
+        if self.ray_address is not None and self.worker_kind != "ray":
+            raise ValueError(
+                f"ray_address={self.ray_address} goes with worker_kind=ray, got worker_kind={self.worker_kind}. Give "
+                "--worker-kind ray with it"
             )
         if self.controller == LEARNED and self.minibatches is not None and self.minibatches > self.envs:
             raise ValueError(

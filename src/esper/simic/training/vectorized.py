@@ -259,7 +259,8 @@ def open_trainer(
         spec = make_worker_spec(
             task, data, scratch=scratch, devices=config.device, amp=config.amp, batches=SharedBatchIterator
         )
-        with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink) as pool:
+        options = worker_options(config)
+        with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink, options=options) as pool:
             stop.watch(pool.cancel)
             scale = None if saved is None else saved.calibration
             if saved is None and config.calibration_runs:
@@ -309,6 +310,11 @@ def worker_plan(config: TrainingConfig) -> tuple[str, int | None]:
     if config.worker_kind == AUTO and (config.device != "cpu" or count == 1):
         return "inline", None
     return "process", count
+
+
+def worker_options(config: TrainingConfig) -> dict[str, Any]:
+    """What the run's kind of workers is told besides their number."""
+    return {"address": config.ray_address, "at_most": config.envs} if config.worker_kind == "ray" else {}
 
 
 def _client(
