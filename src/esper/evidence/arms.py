@@ -37,6 +37,8 @@ class Arm:
     """True if it plays what the greedy policy did most often, without looking."""
     budget: int | None = None
     """Most parameters of the plain network that it trains; None for arms of another kind."""
+    outside: bool = False
+    """True if another library grows the network."""
 
     @property
     def static(self) -> bool:
@@ -60,6 +62,7 @@ ARMS: dict[str, Arm] = {
         Arm(name=SAMPLED, description="the frozen policy, sampled", learned=True),
         Arm(name="open_loop", description="what the policy did most often, replayed without looking", replays=True),
         Arm(name="random", description="random ops, at the policy's rate if there is one", needs_sampled=True),
+        Arm(name="gromo", description="an MLP that the library gromo grows", outside=True),
         Arm(name="static_final", description="what the subject grew, from scratch for all epochs", rebuilds=True),
         Arm(name="static_wide", description="the host widened to what the subject grew", rebuilds=True),
     )
@@ -99,8 +102,8 @@ class EvaluationRequest:
     """What to evaluate on; `esper tasks` lists them."""
     arms: tuple[str, ...] = ()
     """What to compare with wait_only: schedule, largest, periodic, plateau, fragrow, heuristic, search_random,
-    search_tpe, random, static_final, static_wide, static_frontier, ppo_greedy, ppo_sampled, open_loop, all, or a
-    policy's folder. Default: fixed controllers."""
+    search_tpe, random, static_final, static_wide, static_frontier, gromo, ppo_greedy, ppo_sampled, open_loop, all,
+    or a policy's folder. Default: fixed controllers."""
     seeds: int = 5
     """Paired run seeds per arm; a claim needs 20."""
     policy: tuple[str, ...] = ()
@@ -152,6 +155,7 @@ def line_up(
     can_widen: bool,
     budgets: Sequence[int] = (),
     found: Collection[str] = SEARCHES,
+    no_gromo: str | None = None,
 ) -> Lineup:
     """Turns what the user asked for into arms that can run.
 
@@ -162,6 +166,7 @@ def line_up(
         can_widen: Whether the host has a width.
         budgets: Sizes of the static frontier.
         found: Searches that have found a schedule.
+        no_gromo: Why the outside library cannot run here; None if it can.
 
     Raises:
         ValueError: An unknown arm, or one that cannot run here.
@@ -169,7 +174,7 @@ def line_up(
     words = [word for entry in asked for word in entry.split(",") if word]
     everything = "all" in words
     judged = _name(subject) if subject is not None else GREEDY if has_policy else "schedule"
-    if get_arm(judged).static or judged == BASELINE:
+    if get_arm(judged).static or get_arm(judged).outside or judged == BASELINE:
         raise ValueError(f"--subject must be an arm that grows, got {judged!r}")
     chosen = {_name(word) for word in words if word not in ("all", FRONTIER)}
     notes = []
@@ -182,6 +187,11 @@ def line_up(
         raise ValueError(f"{FRONTIER} needs sizes: pass --budgets, or --budget for one")
     if everything or FRONTIER in words:
         chosen |= {static_arm(budget).name for budget in budgets}
+    if no_gromo is not None and "gromo" in chosen:
+        if not everything:
+            raise ValueError(f"gromo cannot run: {no_gromo}")
+        chosen.discard("gromo")
+        notes.append(f"gromo was left out: {no_gromo}.")
     if not can_widen and everything:
         chosen.discard("static_wide")
         notes.append("static_wide was left out: the host has no width to change.")

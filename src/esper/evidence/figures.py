@@ -39,6 +39,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "ppo_greedy": (VERMILION, "*", "-"),
     "ppo_sampled": (VERMILION, "P", "--"),
     "open_loop": (VERMILION, "v", ":"),
+    "gromo": (PINK, "^", "--"),
 }
 STATIC_LOOK = (BLACK, "v", "-.")
 """Of the points of the static frontier."""

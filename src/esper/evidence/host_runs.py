@@ -168,7 +168,8 @@ class HostRunner(ExitStack):
         super().__init__()
         self._task = task
         self._train_rows = len(data.train)
-        self._rows_per_epoch = min(self._train_rows, task.samples_per_epoch or self._train_rows)
+        rows = min(self._train_rows, task.samples_per_epoch or self._train_rows)
+        self._rows_per_epoch = rows - rows % task.batch_size  # a short last batch is left out
         with ExitStack() as stack:
             scratch = stack.enter_context(scratch_folder())
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
@@ -375,8 +376,12 @@ def _room(setting: Setting) -> float:
 
 def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, split: Split) -> tuple[float, float]:
     """(loss, accuracy in percent) of the network that would be delivered, over every row of a split."""
-    network = export_module(model)
-    rows = SharedBatchIterator(
+    return score_network(export_module(model), all_rows(task, data, split))
+
+
+def all_rows(task: TaskSpec, data: Dataset, split: Split) -> SharedBatchIterator:
+    """A split as the task's networks are fed."""
+    return SharedBatchIterator(
         split.inputs,
         split.targets,
         batch_size=min(task.val_chunk_rows, len(split)),
@@ -385,6 +390,10 @@ def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, sp
         std=data.std,
         channels_last=task.channels_last,
     )
+
+
+def score_network(network: torch.nn.Module, rows: SharedBatchIterator) -> tuple[float, float]:
+    """(loss, accuracy in percent) over every row."""
     loss, correct, count = 0.0, 0, 0
     with torch.inference_mode():
         for batch in rows.in_order():

@@ -31,6 +31,7 @@ from esper.evidence.manifest import (
     now,
     package_versions,
 )
+from esper.evidence.outside import why_not_gromo
 from esper.evidence.results import ResultStore
 from esper.evidence.runs import Evaluation
 from esper.evidence.static_networks import can_widen
@@ -64,6 +65,7 @@ def prepare(request: EvaluationRequest) -> Evaluation:
         can_widen=can_widen(task.host),
         budgets=frontier_budgets(request),
         found=settings.keys(),
+        no_gromo=why_not_gromo(task),
     )
     notes += [
         f"{arm.name} has the proportions of the host: no network was chosen for it with --tune."

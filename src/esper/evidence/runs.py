@@ -18,8 +18,17 @@ import pandas as pd
 
 from esper.evidence import limits
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm, Lineup, get_arm
-from esper.evidence.host_runs import HostRun, HostRunner, PlantedSeed, SideBySide, score_committed
+from esper.evidence.host_runs import (
+    HostRun,
+    HostRunner,
+    PlantedSeed,
+    SideBySide,
+    all_rows,
+    score_committed,
+    score_network,
+)
 from esper.evidence.manifest import EvaluationManifest
+from esper.evidence.outside import grow_with_gromo
 from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
 from esper.evidence.static_networks import StaticNetwork, read_host, static_family, widened
 from esper.leyline import (
@@ -91,12 +100,15 @@ class Arena(ExitStack):
         for arm in arms:
             if arm.budget is not None:
                 self._plain_network(arm)
-            elif not (arm.learned or arm.rebuilds or arm.needs_sampled or arm.replays):
+            elif not (arm.learned or arm.rebuilds or arm.needs_sampled or arm.replays or arm.outside):
                 self._fixed(self._open(None), arm, 0)
 
     def play(self, job: Job, test: Split) -> Iterator[FinishedRun]:
         """Plays a job and scores its networks. What fails fails alone."""
         start = time.perf_counter()
+        if job.arm.outside:
+            yield from (self._outside(job, seed, test) for seed in job.seeds)
+            return
         try:
             runs = self._play(job)
         except Exception as error:  # a run may fail in any way, and its pair must still be counted
@@ -200,6 +212,44 @@ class Arena(ExitStack):
             run_s=run.seconds,
             controller_s=run.controller_s,
             wall_s=wall_s,
+        )
+
+    def _outside(self, job: Job, seed: EpisodeSeed, test: Split) -> FinishedRun:
+        """A run of another library, in this process."""
+        start = time.perf_counter()
+        task, data = self._task, self._evaluation.data
+        try:
+            run = grow_with_gromo(task, data, seed.run_seed)
+        except Exception as error:  # as for other arms: its pair must still be counted
+            status = f"failed: {type(error).__name__}: {error}"
+            return self._lost(replace(job, seeds=(seed,)), status, time.perf_counter() - start)
+        run_s = time.perf_counter() - start
+        loss, accuracy = score_network(run.network, all_rows(task, data, test))
+        key = (job.arm.name, job.policy_id, seed.run_seed)
+        curve = [
+            (*key, epoch, own_accuracy, own_loss, size)
+            for epoch, ((own_loss, own_accuracy), size) in enumerate(zip(run.scores, run.params, strict=True), start=1)
+        ]
+        host = {"kind": "gromo mlp", "kwargs": {"hidden": [run.hidden]}}
+        return self._finished(
+            Topology(arm=key[0], policy_id=key[1], run_seed=key[2], host=host, kept=(), lives=()),
+            pd.DataFrame(curve, columns=list(CURVE_COLUMNS)),
+            status=OK,
+            test_accuracy_pct=accuracy,
+            test_loss=loss,
+            val_accuracy_pct=run.scores[-1][1],
+            val_loss=run.scores[-1][0],
+            host_params=run.params[0],
+            params=run.params[-1],
+            peak_params=max(run.params),
+            param_epochs=sum(run.params),
+            training_macs=run.training_macs,
+            host_epochs=len(run.params),
+            num_ops=dict.fromkeys(LifecycleOp, 0),
+            num_rollbacks=0,
+            run_s=run_s,
+            controller_s=0.0,
+            wall_s=run_s,
         )
 
     def _lost(self, job: Job, status: str, wall_s: float) -> FinishedRun:
