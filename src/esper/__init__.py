@@ -8,6 +8,7 @@ Everything here is loaded when it is first used, so that `import esper` alone ne
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("hf", "lightning", "sklearn"):
+        return import_module(f"esper.{name}")
     if name in __all__:
         import esper.growth
 

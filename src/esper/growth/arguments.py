@@ -46,6 +46,8 @@ def with_budget(lifecycle: LifecycleConfig, budget: int | None, model: nn.Module
     """The limits of growth with a budget; ValueError if it leaves no room beside the model."""
     if budget is None:
         return lifecycle
+    if not isinstance(budget, int):
+        raise ValueError(f"budget must be a whole number of parameters or None, got {budget!r}")
     params = sum(param.numel() for param in model.parameters())
     if budget <= params:
         raise ValueError(
@@ -57,6 +59,8 @@ def with_budget(lifecycle: LifecycleConfig, budget: int | None, model: nn.Module
 
 def check_epochs(epochs: int, lifecycle: LifecycleConfig) -> None:
     """Refuses a run in which no seed could live to be kept."""
+    if not isinstance(epochs, int):
+        raise ValueError(f"epochs must be a whole number, got {epochs!r}")
     shortest = min(life_epochs(lifecycle, blend) for blend in BLENDS) + 1
     if epochs < shortest:
         raise ValueError(f"epochs={epochs} is less than the shortest life of a seed; give at least {shortest}")
@@ -69,6 +73,8 @@ def choose_sites(model: nn.Module, sample: Any, sites: str | int | Sequence[str]
     if sites == "auto":
         return find_sites(model, sample, DEFAULT_SITES, forward=forward)
     names = [sites] if isinstance(sites, str) else list(sites)
+    if not names:
+        raise ValueError('sites names no submodule; give names, how many, or "auto"')
     return find_sites(model, sample, names=names, forward=forward)
 
 

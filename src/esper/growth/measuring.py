@@ -40,8 +40,10 @@ def score_untrained(model: nn.Module, evaluate: Evaluate | Validation) -> Score:
         ValueError: That is not a finite number.
     """
     with evaluating(model), torch.random.fork_rng():
-        metric, loss = evaluate(model)
-    score = Score(metric=float(metric), loss=float(loss))
+        found = evaluate(model)
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise ValueError(f"evaluate must return (metric, loss), got {found!r}")
+    score = Score(metric=float(found[0]), loss=float(found[1]))
     if not (math.isfinite(score.metric) and math.isfinite(score.loss)):
         raise ValueError(
             f"the model's metric is {score.metric} and its loss {score.loss} on validation data before training; "

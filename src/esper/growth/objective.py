@@ -94,6 +94,15 @@ class Objective:
         self.classes = (
             _class_axis_size(prediction(output), target) if self.kind in ("classification", "tokens") else None
         )
+        if self.classes is not None and int(target.max()) >= self.classes:
+            raise ValueError(
+                f"labels must be below the {self.classes} classes that the model predicts, got {int(target.max())}"
+            )
+        if loss is not None:
+            with torch.no_grad():
+                found = self.loss(output, batch)
+            if not isinstance(found, Tensor) or found.numel() != 1:
+                raise ValueError(f"loss must return one number, the mean over a batch, got {_shape_of(found)}")
 
     # ---- a batch
 

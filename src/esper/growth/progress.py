@@ -79,7 +79,11 @@ class Progress:
     def stopped(self, run: GrowthRun, folder: Path | None) -> None:
         """Says what can be done with a run that was interrupted."""
         done = run.grower.epochs_done
-        way = "give out= next time to be able to go on" if folder is None else f"resume=True goes on from {folder}"
+        way = (
+            "give out= next time to be able to go on"
+            if folder is None
+            else f"resume=True (--resume) goes on from {folder}"
+        )
         self._print(f"stopped after {done} of {self._epochs} epochs; {way}")
 
     def say(self, line: str) -> None:

@@ -123,6 +123,10 @@ def grow(
         test=test,
     )
     check_model(model)
+    if resume and out is None:
+        raise ValueError("resume=True goes on with the run in a folder; give the folder with out=")
+    if receipts is not True and receipts < 0:
+        raise ValueError(f"receipts must be True, False or the most epochs of a twin, got {receipts}")
     if device is not None:
         model.to(device)
     if compare:
@@ -197,7 +201,9 @@ def _open_folder(run: GrowthRun, folder: Path, resume: bool) -> dict[int, dict[s
         run.training_macs, run.seconds = state["training_macs"], state["seconds"]
         return dict(state["snapshots"])
     if file.exists():
-        raise ValueError(f"{folder} holds an unfinished run; pass resume=True to go on with it, or another folder")
+        raise ValueError(
+            f"{folder} holds an unfinished run; pass resume=True (--resume) to go on with it, or another folder"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     return {}
 

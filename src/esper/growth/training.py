@@ -149,7 +149,9 @@ def _make_optimizer(model: nn.Module, wanted: torch.optim.Optimizer | MakeOptimi
     params = [param for param in model.parameters() if param.requires_grad]
     if not params:
         raise ValueError("every parameter of the model is frozen; unfreeze some, or pass an optimizer of your own")
-    made = torch.optim.AdamW(params, lr=DEFAULT_LR) if wanted is None else wanted(params)
+    if wanted is None:
+        return torch.optim.AdamW(params, lr=DEFAULT_LR)
+    made = wanted(params) if callable(wanted) else wanted
     if not isinstance(made, torch.optim.Optimizer):
         raise ValueError(
             f"optimizer must be one, or a function that makes one of parameters, got {type(made).__name__}"
