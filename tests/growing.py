@@ -144,13 +144,13 @@ def start(
     lifecycle: LifecycleConfig = LENIENT,
     *,
     host: Host | None = None,
+    slots: Sequence[str] | None = None,
     blueprints: Sequence[str] | None = None,
     batches: list[Batch] | None = None,
 ) -> Run:
     made = make_batches(topology) if batches is None else batches
-    model = MorphogeneticModel(
-        tiny_host(topology) if host is None else host, made[0][0], lifecycle, blueprints=blueprints
-    )
+    own_host = tiny_host(topology) if host is None else host
+    model = MorphogeneticModel(own_host, made[0][0], lifecycle, slots=slots, blueprints=blueprints)
     optimizer = GrowingOptimizer(optim, model.parameter_groups(), lifecycle.clip_norm)
     model.bind(optimizer)
     return Run(model=model, optimizer=optimizer, batches=made, validation=make_batches(topology, 2, rng_seed=3))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import BLUEPRINTS, Blueprint, blueprints_for, get_blueprint
+from esper.kasmina.model import slot_topology
 from esper.kasmina.slot import GateNetwork, delta, gate_params
-from esper.leyline import MIXING, OPERATORS, SlotSpec
+from esper.leyline import MIXING, OPERATORS, SlotSpec, SpanSource
 from tests.growing import TOPOLOGIES, bits, draw
 
 GROWING = {key: row for key, row in BLUEPRINTS.items() if not row.control}
@@ -52,9 +55,10 @@ def positions_of(topology: str, size: int) -> int:
     return {"mlp": 1, "cnn": size * size, "transformer": size}[topology]
 
 
-def slot_of(topology: str, channels: int, size: int) -> SlotSpec:
-    positions = positions_of(topology, size)
-    return SlotSpec(
+def slot_of(blueprint: Blueprint, channels: int, size: int) -> SlotSpec:
+    """A slot for the blueprint. Spans of images end in logits, or in images of half or the same size."""
+    positions = positions_of(blueprint.topology, size)
+    slot = SlotSpec(
         slot_id="r0c0",
         segment_idx=0,
         channels=channels,
@@ -63,16 +67,44 @@ def slot_of(topology: str, channels: int, size: int) -> SlotSpec:
         mixing_before=None,
         mixing_after=None,
     )
+    if not blueprint.span:
+        return slot
+    stride = 1 if blueprint.topology == "mlp" else (None, 1, 2)[channels % 3]
+    source_positions = positions * (stride or 1) ** 2
+    source = SpanSource(
+        segment_idx=-1, depth_share=0.0, channels=1 + channels // 2, positions=source_positions, stride=stride
+    )
+    return replace(slot, source=source, positions=1 if stride is None else positions)
 
 
-def features(topology: str, channels: int, size: int, rectified: bool, generator: torch.Generator) -> Tensor:
-    shape = {"mlp": (6, channels), "cnn": (6, channels, size, size), "transformer": (6, size, channels)}[topology]
+def shape_of(blueprint: Blueprint, channels: int, positions: int) -> tuple[int, ...]:
+    side = math.isqrt(positions)
+    return {"mlp": (6, channels), "cnn": (6, channels, side, side), "transformer": (6, positions, channels)}[
+        blueprint.topology
+    ]
+
+
+def features(
+    blueprint: Blueprint, slot: SlotSpec, rectified: bool, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """What a seed in the slot adds to, and what it reads."""
+    shape = shape_of(blueprint, slot.channels, slot.positions)
+    if slot.source is not None and slot.source.stride is None:
+        shape = (6, slot.channels)
     x = torch.randn(shape, generator=generator)
-    return x.relu() if rectified else x
+    x = x.relu() if rectified else x
+    if slot.source is None:
+        return x, x
+    read = torch.randn(shape_of(blueprint, slot.source.channels, slot.source.positions), generator=generator)
+    return x, read.relu() if rectified else read
+
+
+def target_topology(slot: SlotSpec, blueprint: Blueprint) -> str:
+    return slot_topology(slot, blueprint.topology)
 
 
 def fitting(blueprint: Blueprint, channels: int, size: int) -> bool:
-    return blueprint.fits(slot_of(blueprint.topology, channels, size))
+    return blueprint.fits_in(slot_of(blueprint, channels, size))
 
 
 def test_the_registry_starts_with_the_documented_rows_in_order() -> None:
@@ -105,23 +137,24 @@ def test_birth_is_an_exact_identity_at_the_stated_cost(
 ) -> None:
     assume(fitting(blueprint, channels, size))
     generator = draw(rng_seed)
-    seed = blueprint.build(channels, generator)
-    x = features(blueprint.topology, channels, size, rectified, generator)
+    slot = slot_of(blueprint, channels, size)
+    seed = blueprint.build(slot, generator).eval()
+    x, read = features(blueprint, slot, rectified, generator)
     with torch.no_grad():
         for operator in OPERATORS:
-            gate = GateNetwork(channels, blueprint.topology, generator) if operator == "gate" else None
-            d = delta(operator, x, seed(x), gate)
+            gate = GateNetwork(channels, target_topology(slot, blueprint), generator) if operator == "gate" else None
+            d = delta(operator, x, seed(read), gate)
             assert d.shape == x.shape
             assert bits(x + d) == bits(x)
             if gate is not None:
                 assert sum(p.numel() for p in gate.parameters()) == gate_params(channels)
-    assert sum(p.numel() for p in seed.parameters()) == blueprint.params(channels)
+    assert sum(p.numel() for p in seed.parameters()) == blueprint.params_in(slot)
     if blueprint.key in DOCUMENTED:
-        assert blueprint.params(channels) == DOCUMENTED[blueprint.key](channels)
+        assert blueprint.params_in(slot) == DOCUMENTED[blueprint.key](channels)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:  # fused attention is not counted on CPU
-        seed(x)
-    macs = blueprint.macs(channels, positions_of(blueprint.topology, size))
+        seed(read)
+    macs = blueprint.macs_in(slot)
     assert counter.get_total_flops() == 2 * macs * len(x)
 
 
@@ -134,15 +167,16 @@ def test_every_tensor_is_alive_by_the_second_step(
 ) -> None:
     assume(fitting(blueprint, channels, size))
     generator = draw(rng_seed)
-    seed = blueprint.build(channels, generator)
-    gate = GateNetwork(channels, blueprint.topology, generator) if operator == "gate" else None
-    x = features(blueprint.topology, channels, size, rectified, generator)
+    slot = slot_of(blueprint, channels, size)
+    seed = blueprint.build(slot, generator)
+    gate = GateNetwork(channels, target_topology(slot, blueprint), generator) if operator == "gate" else None
+    x, read = features(blueprint, slot, rectified, generator)
     target = torch.randn(x.shape, generator=generator)
     parameters = [*seed.parameters(), *(gate.parameters() if gate is not None else ())]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        (x + delta(operator, x, seed(x), gate) - target).square().mean().backward()
+        (x + delta(operator, x, seed(read), gate) - target).square().mean().backward()
         optimizer.step()
     dead = [i for i, p in enumerate(parameters) if p.grad is None or not p.grad.norm() > 1e-12]
     assert not dead
@@ -156,14 +190,15 @@ def test_a_seed_learns_when_trained_alone(
 ) -> None:
     assume(fitting(blueprint, channels, size))
     generator = draw(rng_seed)
-    seed = blueprint.build(channels, generator)
-    x = features(blueprint.topology, channels, size, rectified, generator)
+    slot = slot_of(blueprint, channels, size)
+    seed = blueprint.build(slot, generator)
+    x, read = features(blueprint, slot, rectified, generator)
     target = torch.randn(x.shape, generator=generator)
     optimizer = torch.optim.AdamW(seed.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
     losses = []
     for _ in range(60):
         optimizer.zero_grad()
-        loss = (x + seed(x) - target).square().mean()
+        loss = (x + seed(read) - target).square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -173,7 +208,7 @@ def test_a_seed_learns_when_trained_alone(
 @every_blueprint
 def test_the_same_generator_gives_the_same_seed_and_no_global_draw(blueprint: Blueprint) -> None:
     before = torch.get_rng_state()
-    first, second, other = (blueprint.build(8, draw(rng_seed)) for rng_seed in (1, 1, 2))
+    first, second, other = (blueprint.build(slot_of(blueprint, 8, 4), draw(rng_seed)) for rng_seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
     values = [b"".join(bits(p) for p in seed.parameters()) for seed in (first, second, other)]
     assert values[0] == values[1]
@@ -181,13 +216,19 @@ def test_the_same_generator_gives_the_same_seed_and_no_global_draw(blueprint: Bl
 
 
 @every_blueprint
-def test_no_norm_sees_fewer_than_four_values(blueprint: Blueprint) -> None:
-    for channels, size in itertools.product(range(1, 9), (1, 2)):
+def test_no_norm_sees_fewer_than_four_values_of_a_row(blueprint: Blueprint) -> None:
+    for channels, size in itertools.product(range(1, 9), (1, 2, 3, 4)):
         if blueprint.key == "transformer.attention" and channels % 4:
             assert not fitting(blueprint, channels, size)
             continue
         enough = True
-        for part in blueprint.build(channels, draw(0)).modules():
+        slot = slot_of(blueprint, channels, size)
+        positions = slot.positions if slot.source is None else slot.source.positions
+        if blueprint.key in ("cnn.conv_down", "cnn.span_deep"):
+            positions //= 4
+        for part in blueprint.build(slot, draw(0)).modules():
+            if isinstance(part, torch.nn.BatchNorm2d):
+                enough &= positions >= 4
             if isinstance(part, torch.nn.GroupNorm):
                 enough &= part.num_channels // part.num_groups * size * size >= 4
             if isinstance(part, torch.nn.LayerNorm):
@@ -206,9 +247,10 @@ def test_a_control_receives_gradient_changes_nothing_and_hides_from_the_host(
     blueprint: Blueprint, operator: str
 ) -> None:
     generator = draw(3)
-    seed = blueprint.build(8, generator)
+    slot = slot_of(blueprint, 8, 4)
+    seed = blueprint.build(slot, generator)
     gate = GateNetwork(8, blueprint.topology, generator) if operator == "gate" else None
-    x = features(blueprint.topology, 8, 4, False, generator).requires_grad_()
+    x = features(blueprint, slot, False, generator)[0].requires_grad_()
     target = torch.randn(x.shape, generator=generator)
     optimizer = torch.optim.SGD(seed.parameters(), lr=0.1)
     before = b"".join(bits(p) for p in seed.parameters())

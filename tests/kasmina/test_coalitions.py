@@ -11,11 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.kasmina import CNNHost, Host, MLPHost, MorphogeneticModel, TransformerHost, begin_epoch, blueprints_for
+from esper.kasmina import CNNHost, Host, MLPHost, MorphogeneticModel, SeedSlot, TransformerHost, begin_epoch
 from esper.leyline import BLENDS, Cause, SeedStage
-from tests.growing import LENIENT, TOPOLOGIES, Run, bits, draw, make_batches, module_bits, randomise_seed, start
+from tests.growing import (
+    LENIENT,
+    TOPOLOGIES,
+    Run,
+    bits,
+    draw,
+    make_batches,
+    module_bits,
+    randomise_seed,
+    start,
+    tiny_host,
+)
 
 SLOTS = 5
+SPANS = {"mlp with spans": "r0c1 r2c0 r2c1 r3c0 r3c1", "cnn with spans": "r0c0 r2c0 r2c1 r3c0 r3c2"}
+"""Slots of hosts of two layers, some of them spans: several end, or start, at one place."""
+NETWORKS = (*TOPOLOGIES, *SPANS)
 Coalition = frozenset[str]
 
 
@@ -29,14 +43,18 @@ def five_slot_host(topology: str) -> Host:
     return TransformerHost(vocab=11, dim=8, heads=2, layers=5, ff=2, context=6, generator=draw(1))
 
 
-def grown(topology: str, stages: list[str], rng_seed: int) -> Run:
+def grown(network: str, stages: list[str], rng_seed: int) -> Run:
     """A run with arbitrary seeds in the given stages, blended ones at arbitrary points of their ramps."""
-    run = start(topology, host=five_slot_host(topology), lifecycle=LENIENT)
-    generator = draw(rng_seed)
-    keys, blends = blueprints_for(topology), list(BLENDS)
+    if network in SPANS:
+        topology = network.split()[0]
+        run = start(topology, host=tiny_host(topology), slots=SPANS[network].split(), lifecycle=LENIENT)
+    else:
+        run = start(network, host=five_slot_host(network), lifecycle=LENIENT)
+    generator, layout, blends = draw(rng_seed), run.model.layout, list(BLENDS)
     for slot_id, stage in zip(run.slot_ids, stages, strict=True):
         if stage == "DORMANT":
             continue
+        keys = [key for key in layout.blueprints if layout.card(slot_id, key).fits]
         pick = torch.randint(0, 10**6, (3,), generator=generator).tolist()
         run.model.germinate(slot_id, keys[pick[0] % len(keys)], blends[pick[1] % len(blends)], rng_seed=pick[2])
         randomise_seed(run, slot_id, rng_seed=pick[2])
@@ -88,16 +106,23 @@ def count_calls(model: MorphogeneticModel, x: Tensor, coalitions: list[Coalition
 
 def expected_calls(model: MorphogeneticModel, coalitions: list[Coalition]) -> tuple[list[int], dict[str, int]]:
     """Distinct on/off patterns before each segment, and those up to each seed that switch it on."""
-    where = {slot.spec.slot_id: slot.spec.segment_idx for slot in model.all_slots()}
+    slots = list(model.all_slots())
     players = blended_ids(model)
 
-    def patterns(upto: int, among: list[Coalition]) -> int:
-        return len({frozenset(s for s in c if where[s] < upto) for c in among})
+    def patterns(before: list[SeedSlot], among: list[Coalition]) -> int:
+        names = {slot.spec.slot_id for slot in before}
+        return len({c & names for c in among})
 
-    segments = [patterns(index, coalitions) for index in range(len(model.host.segments))]
+    segments = [
+        patterns([slot for slot in slots if slot.spec.segment_idx < index], coalitions)
+        for index in range(len(model.host.segments))
+    ]
     seeds = {
-        slot_id: patterns(where[slot_id], [c for c in coalitions if slot_id in c]) if slot_id in players else 0
-        for slot_id in (s.spec.slot_id for s in model.all_slots() if s.seed is not None)
+        slot.spec.slot_id: patterns(slots[:position], [c for c in coalitions if slot.spec.slot_id in c])
+        if slot.spec.slot_id in players
+        else 0
+        for position, slot in enumerate(slots)
+        if slot.seed is not None
     }
     return segments, seeds
 
@@ -107,7 +132,7 @@ stages = st.lists(
 ).filter(lambda drawn: any(stage in ("BLENDING", "HOLDING", "FOSSILIZED") for stage in drawn))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", NETWORKS)
 @given(stages, st.data())
 @settings(derandomize=True, deadline=None, max_examples=12)
 def test_coalitions_equal_passes_of_their_own_at_the_shared_cost(
@@ -129,7 +154,7 @@ def test_coalitions_equal_passes_of_their_own_at_the_shared_cost(
     assert module_bits(run.model) == before
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", NETWORKS)
 def test_all_on_is_the_forward_pass_and_seeds_matter(topology: str) -> None:
     run = grown(topology, ["HOLDING", "TRAINING", "BLENDING", "DORMANT", "FOSSILIZED"], rng_seed=1)
     x = run.validation[0][0]

@@ -185,6 +185,7 @@ def test_weights_rebuild_the_network_from_their_description(topology: str, tmp_p
     assert architecture["grown"] == [
         {
             "after_segment": slot.spec.segment_idx,
+            "reads_segment": slot.spec.segment_idx,
             "blueprint": slot.blueprint,
             "operator": slot.blend.operator if slot.blend else None,
             "alpha": 1.0,

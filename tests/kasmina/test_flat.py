@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from esper.kasmina import BLUEPRINTS, MorphogeneticModel, begin_epoch, wrap_sequential
 from esper.kasmina.flat import _KINDS, _calls, _chain, flat_stations
-from tests.growing import LENIENT, TOPOLOGIES, Run, bits, draw, loss_of, make_batches, module_bits, start
-from tests.kasmina.test_coalitions import blended_ids, grown, stages
+from tests.growing import LENIENT, Run, bits, draw, loss_of, make_batches, module_bits, start
+from tests.kasmina.test_blueprints import features, slot_of
+from tests.kasmina.test_coalitions import NETWORKS, blended_ids, grown, stages
 
 ROWS = torch.randn(6, 8, 5, 5, generator=draw(1))
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
@@ -63,7 +64,7 @@ def test_every_kind_that_is_known_is_tested() -> None:
 # ---- whole models
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", NETWORKS)
 @given(stages, st.integers(0, 10**6))
 @settings(derandomize=True, deadline=None, max_examples=10)
 def test_coalitions_are_the_same_to_the_bit(topology: str, stages: list[str], rng_seed: int) -> None:
@@ -79,7 +80,7 @@ def test_coalitions_are_the_same_to_the_bit(topology: str, stages: list[str], rn
         assert bits(run.model(x, flat)) == bits(run.model(x))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", NETWORKS)
 @given(stages, st.integers(0, 10**6))
 @settings(derandomize=True, deadline=None, max_examples=10)
 def test_training_is_the_same_to_the_bit(topology: str, stages: list[str], rng_seed: int) -> None:
@@ -99,11 +100,11 @@ def test_training_is_the_same_to_the_bit(topology: str, stages: list[str], rng_s
 
 @pytest.mark.parametrize("blueprint", BLUEPRINTS)
 def test_every_blueprint_is_the_same_to_the_bit(blueprint: str) -> None:
-    seed = BLUEPRINTS[blueprint].build(8, draw(1))
-    topology = blueprint.partition(".")[0]
+    row = BLUEPRINTS[blueprint]
+    slot = slot_of(row, 8, 5)
+    seed = row.build(slot, draw(1))
     nn.init.normal_(seed.gamma, generator=draw(2))
-    shape = {"mlp": (4, 8), "cnn": (4, 8, 5, 5), "transformer": (4, 6, 8)}[topology]
-    x = torch.randn(shape, generator=draw(3))
+    _, x = features(row, slot, False, draw(3))
     assert bits(_chain(_calls(seed))(x)) == bits(seed(x))
 
 

@@ -192,12 +192,14 @@ def test_limits_on_live_seeds_and_parameters_hold() -> None:
         germinate(run, "r0c1")
     host = start("mlp").model.param_counts().host
     card = start("mlp").model.layout.card("r0c1", "mlp.glu")
-    exact = start("mlp", lifecycle=replace(LENIENT, param_budget=host + card.max_params))
-    germinate(exact, "r0c1", "mlp.glu", "gated")
-    assert exact.model.param_counts().total == host + card.max_params
-    tight = start("mlp", lifecycle=replace(LENIENT, param_budget=host + card.max_params - 1))
-    with pytest.raises(IllegalOperation, match="params_after"):
-        germinate(tight, "r0c1", "mlp.glu", "gated")
+    for blend in ("gated", "linear"):
+        added = card.added_params(BLENDS[blend].operator)
+        exact = start("mlp", lifecycle=replace(LENIENT, param_budget=host + added))
+        germinate(exact, "r0c1", "mlp.glu", blend)
+        assert exact.model.param_counts().total == host + added
+        tight = start("mlp", lifecycle=replace(LENIENT, param_budget=host + added - 1))
+        with pytest.raises(IllegalOperation, match="params_after"):
+            germinate(tight, "r0c1", "mlp.glu", blend)
 
 
 def test_a_model_without_an_optimizer_cannot_grow() -> None:
@@ -266,7 +268,7 @@ def test_counts_are_those_of_the_cards(topology: str, blend: str) -> None:
     run = start(topology)
     slot_id = run.slot_ids[1]
     card = run.model.layout.card(slot_id, _blueprint(topology))
-    expected = card.max_params if BLENDS[blend].operator == "gate" else card.params
+    expected = card.added_params(BLENDS[blend].operator)
     move = run.model.germinate(slot_id, _blueprint(topology), blend, rng_seed=1)
     counts = run.model.param_counts()
     assert move.params == run.model.slot(slot_id).num_params() == expected

@@ -192,7 +192,7 @@ def test_only_the_wanted_slots_are_offered_in_execution_order() -> None:
     x = make_batches("cnn")[0][0]
     model = MorphogeneticModel(tiny_host("cnn"), x, slots=["r0c1", "r0c0"])
     assert model.layout.slot_ids == ("r0c0", "r0c1")
-    with pytest.raises(ValueError, match=r"unknown slots \['r5c5'\]. The host has: r0c0, r1c0, r0c1"):
+    with pytest.raises(ValueError, match=r"unknown slots \['r5c5'\]. The host has: r0c0, r1c0, r2c0, r0c1"):
         MorphogeneticModel(tiny_host("cnn"), x, slots=["r5c5"])
 
 

@@ -242,7 +242,7 @@ def legal_ops(run: Run) -> list[tuple[LifecycleOp, str]]:
         card = model.layout.card(slot_id, ONE_BLUEPRINT[model.host.topology])
         verdicts = {
             LifecycleOp.GERMINATE: gate_germinate(
-                slot.stage, card, model.num_live, model.param_counts().total, model.lifecycle
+                slot.stage, card, "gate", model.num_live, model.param_counts().total, model.lifecycle
             ),
             LifecycleOp.ADVANCE: gate_blend(evidence, model.lifecycle),
             LifecycleOp.PRUNE: gate_prune(evidence, model.lifecycle),
@@ -263,7 +263,8 @@ def choice(run: Run, op: LifecycleOp, blend: str) -> dict[str, str]:
 @settings(derandomize=True, deadline=None, max_examples=4)
 def test_any_sequence_of_legal_ops_keeps_the_books_straight(topology: str, data: st.DataObject) -> None:
     layout = start(topology).model.layout
-    budget = layout.host_params + 2 * max(layout.card(s, ONE_BLUEPRINT[topology]).max_params for s in layout.slot_ids)
+    cards = [layout.card(slot_id, ONE_BLUEPRINT[topology]) for slot_id in layout.slot_ids]
+    budget = layout.host_params + 2 * max(card.added_params("gate") for card in cards)
     run = quick(topology, max_live=2, embargo=1, param_budget=budget)
     every = [(op, slot) for slot in run.slot_ids for op in LifecycleOp if op is not LifecycleOp.WAIT]
     rng_state = torch.get_rng_state()

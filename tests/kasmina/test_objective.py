@@ -28,6 +28,7 @@ from tests.growing import (
     step,
     striped_batches,
 )
+from tests.kasmina.test_blueprints import slot_of
 
 BLEND_OF = {"add": "linear", "gate": "gated", "multiply": "multiply"}
 
@@ -97,7 +98,8 @@ def test_the_forecast_bounds_what_blending_brings_on_a_quadratic_loss(operator: 
     generator = draw(21)
     h = torch.randn(32, 8, generator=generator).requires_grad_()
     target = h.detach() * torch.linspace(0.3, 1.7, 8) + 0.3 * torch.randn(32, 8, generator=generator)
-    seed = get_blueprint("mlp.mlp").build(8, generator)
+    blueprint = get_blueprint("mlp.mlp")
+    seed = blueprint.build(slot_of(blueprint, 8, 1), generator)
     gate = GateNetwork(8, "mlp", generator) if operator == "gate" else None
     meter = SeedMeter(rho=0.3, eta_decay=0.9)
     trained = [*seed.parameters(), *(gate.parameters() if gate is not None else ())]

@@ -307,6 +307,10 @@ def rewrite(saved: bytes, path: Path, change: Change) -> None:
 CHANGES: dict[str, tuple[Change, str]] = {
     "blueprint": (lambda f, t: f["slots"]["r0c1"].update(blueprint="mlp.magic"), "unknown blueprint 'mlp.magic'"),
     "other blueprint": (lambda f, t: f["slots"]["r0c1"].update(blueprint="mlp.lora"), "slots.r0c1.seed"),
+    "older seed": (
+        lambda f, t: f["slots"]["r0c1"].update(blueprint_version=0),
+        "'mlp.glu' was saved in version 0, and this Esper builds version 1",
+    ),
     "blend": (lambda f, t: f["slots"]["r0c1"].update(blend="fade"), "unknown blend 'fade'"),
     "ungated blend": (lambda f, t: f["slots"]["r0c1"].update(blend="linear"), "slots.r0c1.gate"),
     "stage": (lambda f, t: f["slots"]["r0c1"].update(stage="ASLEEP"), "ASLEEP"),

@@ -176,6 +176,7 @@ def germination(**changes: object) -> bool:
     facts: dict[str, object] = {
         "stage": SeedStage.DORMANT,
         "card": CARD,
+        "operator": "gate",
         "num_live": 2,
         "total_params": 900,
         "config": replace(CONFIG, max_live=3, param_budget=1000),
@@ -186,6 +187,8 @@ def germination(**changes: object) -> bool:
 def test_germination_is_legal_up_to_the_budget_and_the_number_of_live_seeds() -> None:
     assert germination()
     assert not germination(total_params=901)
+    assert germination(total_params=930, operator="add")
+    assert not germination(total_params=931, operator="add")
     assert not germination(num_live=3)
     assert not germination(card=replace(CARD, fits=False))
     assert germination(total_params=10**9, config=replace(CONFIG, max_live=3, param_budget=None))

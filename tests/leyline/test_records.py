@@ -104,7 +104,8 @@ def test_a_layout_looks_cards_up_by_slot_and_blueprint() -> None:
     assert layout.slot_ids == ("r0c9", "r0c10")
     assert layout.slot_position("r0c10") == 1
     assert layout.card("r0c10", "y").params == 11
-    assert layout.card("r0c10", "y").max_params == 16
+    assert layout.card("r0c10", "y").added_params("gate") == 16
+    assert layout.card("r0c10", "y").added_params("add") == 11
     with pytest.raises(ValueError, match=r"unknown slot 'r0c1'\. Known: r0c9, r0c10"):
         layout.card("r0c1", "y")
     with pytest.raises(ValueError, match=r"unknown blueprint 'z'\. Known: x, y"):

@@ -407,7 +407,7 @@ def test_offers_say_what_share_of_the_room_left_a_seed_would_take() -> None:
     assert all(set(offer.values()) == {0.0} for offer in before), "without a budget there is no room to share"
     spec = replace(spec, lifecycle=replace(spec.lifecycle, param_budget=3000))
     steps = play(spec, script_chooser(KEEP))
-    costs = [card.max_params for card in spec.layout.cards[-1]]
+    costs = [card.added_params("add") for card in spec.layout.cards[-1]]
     for env_view, room in ((reset_view(spec, steps[0]), 2000), (view(spec, steps[4]), 1500)):
         for offer, cost in zip(offers(env_view), costs, strict=True):
             assert offer["room_share"] == pytest.approx(min(1.0, cost / room))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from esper.leyline import (
     BLENDS,
     DEFAULT_LIFECYCLE,
+    OPERATORS,
     OPS,
     ActionSpec,
     EpochReport,
@@ -85,8 +86,12 @@ def test_masks_say_what_the_gates_say_for_any_evidence(
     found = masks(report, layout, config)
     for i, slot in enumerate(report.slots):
         for j, card in enumerate(cards):
-            verdict = gate_germinate(slot.stage, card, report.num_live, report.total_params, config)
-            assert found.blueprint_by_slot[i][j] == verdict.passed
+            live, params = report.num_live, report.total_params
+            verdicts = {name: gate_germinate(slot.stage, card, name, live, params, config) for name in OPERATORS}
+            assert found.blueprint_by_slot[i][j] == verdicts["add"].passed
+            for legal, blend in zip(found.blend, BLENDS.values(), strict=True):
+                # Whatever is chosen before the blend, a legal blend passes the gate.
+                assert not (legal and verdicts["add"].passed) or verdicts[blend.operator].passed
         assert found.slot_by_op[LifecycleOp.GERMINATE][i] == any(found.blueprint_by_slot[i])
         assert found.slot_by_op[LifecycleOp.ADVANCE][i] == gate_blend(slot, config).passed
         assert found.slot_by_op[LifecycleOp.PRUNE][i] == gate_prune(slot, config).passed

@@ -343,13 +343,13 @@ def _same_in_every_slot(setting: Setting, count: int, blueprint: str | None) -> 
     keys = tuple(DEFAULT_BLUEPRINT.values()) if blueprint is None else (blueprint,)
     layout, room, seeds = setting.layout, _room(setting), list[tuple[str, str]]()
     for slot_id in layout.slot_ids:
-        cards = [card for card in _fitting(layout, slot_id) if card.max_params <= room]
+        cards = [card for card in _fitting(layout, slot_id) if card.added_params("add") <= room]
         wanted = [card for card in cards if card.blueprint in keys]
         usable = any(layout.card(slot_id, key).fits for key in keys)
         if len(seeds) < count and usable and cards:
             card = max(wanted or cards, key=lambda card: card.params)
             seeds.append((slot_id, card.blueprint))
-            room -= card.max_params
+            room -= card.added_params("add")
     return seeds
 
 
@@ -359,8 +359,8 @@ def _fill_budget(setting: Setting, count: int) -> list[tuple[str, str]]:
     for slot_id in setting.layout.slot_ids:
         for (number, total), seeds in list(best.items()):
             for card in _fitting(setting.layout, slot_id):
-                if number < count and total + card.max_params <= _room(setting):
-                    best.setdefault((number + 1, total + card.max_params), [*seeds, (slot_id, card.blueprint)])
+                if number < count and total + card.added_params("add") <= _room(setting):
+                    best.setdefault((number + 1, total + card.added_params("add")), [*seeds, (slot_id, card.blueprint)])
     return best[max(best, key=lambda key: key[1])]
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from esper.leyline import LifecycleOp, derive_seed, record
+from esper.leyline import LifecycleOp, derive_seed, get_blend, record
 from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.schedule import ScheduleEntry
 
@@ -62,7 +62,7 @@ def _affordable(setting: Setting, wishes: Sequence[SeedWish]) -> list[SeedWish]:
     """Those for which the budget has room, first come first served."""
     budget, used, found = setting.lifecycle.param_budget, setting.layout.host_params, []
     for wish in wishes:
-        params = setting.layout.card(wish.slot, wish.blueprint).max_params
+        params = setting.layout.card(wish.slot, wish.blueprint).added_params(get_blend(wish.blend).operator)
         if budget is None or used + params <= budget:
             used += params
             found.append(wish)

@@ -161,7 +161,7 @@ class AttachedNetwork(GrowingNetwork):
         """The model's output for the rows that were kept."""
         return self._forward(self.model, self.sample)
 
-    def sample_features(self, slot: SeedSlot) -> Tensor:
+    def sample_features(self, slot: SeedSlot) -> tuple[Tensor, Tensor]:
         """The features of the sample that the slot reads, in the precision of the site's parameters."""
         assert isinstance(slot, SiteSlot)
         module = self.model.get_submodule(slot.site.name)
@@ -176,7 +176,8 @@ class AttachedNetwork(GrowingNetwork):
             handle.remove()
         params = [p for p in (*module.parameters(), *self.model.parameters()) if p.is_floating_point()]
         features = slot.site.canonical(seen[0]).contiguous()
-        return features.to(params[0].dtype) if params else features
+        features = features.to(params[0].dtype) if params else features
+        return features, features
 
     @contextmanager
     def coalition(self, slot_ids: frozenset[str]) -> Iterator[None]:

@@ -179,7 +179,7 @@ class SiteSlot(SeedSlot):
 
     # ---- inside the model's pass
 
-    def forward(self, h: Tensor) -> Tensor:
+    def forward(self, h: Tensor, source: Tensor | None = None) -> Tensor:
         """Never called: a hook does the work.
 
         Raises:
@@ -205,7 +205,7 @@ class SiteSlot(SeedSlot):
         listened = self._listen(module, h)
         return None if listened is h else put(output, self.site.path, listened)
 
-    def blended(self, h: Tensor) -> Tensor:
+    def blended(self, h: Tensor, source: Tensor | None = None) -> Tensor:
         """The features with the seed at its current alpha."""
         x = self.site.canonical(h)
         if not x.requires_grad:

@@ -120,7 +120,8 @@ def rebuild_seed(
     dtype = tensors[gamma].dtype
     module = model.get_submodule(slot.site.name)
     device = next((param.device for param in (*module.parameters(), *model.parameters())), torch.device("cpu"))
-    return build_seed(slot.spec, slot.topology, facts["blueprint"], facts["blend"], 0, device, dtype)
+    names, version = (facts["blueprint"], facts["blend"]), facts.get("blueprint_version", 1)
+    return build_seed(slot.spec, slot.topology, *names, 0, device, dtype, version=version)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], with_settings: bool) -> None:

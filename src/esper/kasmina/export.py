@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Residual
+from esper.kasmina.hosts import INPUT
 from esper.kasmina.layers import evaluating
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.persist import untied, write_file
@@ -24,6 +25,27 @@ from esper.kasmina.slot import GateNetwork, SeedSlot, delta, mix
 from esper.leyline import SeedStage
 
 ONNX_TOLERANCE = 1e-4
+
+
+class GrownNetwork(nn.Sequential):
+    """Parts one after the other, some of which also read what an earlier one put out.
+
+    Args:
+        parts: In order.
+        sources: Position of a part -> position of the part it reads besides; -1 for the input.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], sources: Mapping[int, int]) -> None:
+        super().__init__(*parts)
+        self.sources = dict(sources)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = {INPUT: x}
+        for position, part in enumerate(self):
+            x = part(x, kept[self.sources[position]]) if position in self.sources else part(x)
+            if position in self.sources.values():
+                kept[position] = x
+        return x
 
 
 class GrownPart(nn.Module):
@@ -36,8 +58,9 @@ class GrownPart(nn.Module):
         self.operator = operator
         self.alpha = alpha
 
-    def forward(self, h: Tensor) -> Tensor:
-        return mix(h, delta(self.operator, h, self.seed(h), self.gate), self.alpha)
+    def forward(self, h: Tensor, source: Tensor | None = None) -> Tensor:
+        residual = self.seed(h if source is None else source)
+        return mix(h, delta(self.operator, h, residual, self.gate), self.alpha)
 
 
 def export_module(model: MorphogeneticModel, *, include_live: bool = False) -> nn.Sequential:
@@ -48,16 +71,22 @@ def export_module(model: MorphogeneticModel, *, include_live: bool = False) -> n
         include_live: Keep blended seeds that are not fossils too, frozen at their current alpha.
     """
     parts: list[nn.Module] = []
-    slot_after = {slot.spec.segment_idx: slot for slot in model.all_slots()}
-    for index, segment in enumerate(model.host.segments):
-        parts.append(segment)
-        slot = slot_after.get(index)
+    sources: dict[int, int] = {}
+    ends = {INPUT: INPUT}
+    index = INPUT
+    for segment, slot in model.places():
+        if segment is not None:
+            index += 1
+            parts.append(segment)
         if slot is not None and _is_kept(slot, include_live):
             assert slot.seed is not None
             assert slot.blend is not None
+            if slot.spec.source is not None:
+                sources[len(parts)] = ends[slot.spec.source.segment_idx]
             parts.append(GrownPart(slot.seed, slot.gate, slot.blend.operator, slot.alpha))
+        ends[index] = len(parts) - 1
     # One deepcopy of the whole keeps tied weights tied.
-    return copy.deepcopy(nn.Sequential(*parts)).eval()
+    return copy.deepcopy(GrownNetwork(parts, sources)).eval()
 
 
 def _is_kept(slot: SeedSlot, include_live: bool) -> bool:
@@ -136,6 +165,7 @@ def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bo
         "grown": [
             {
                 "after_segment": slot.spec.segment_idx,
+                "reads_segment": slot.spec.segment_idx if slot.spec.source is None else slot.spec.source.segment_idx,
                 "blueprint": slot.blueprint,
                 "operator": slot.blend.operator if slot.blend else None,
                 "alpha": slot.alpha,

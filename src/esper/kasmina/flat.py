@@ -31,32 +31,32 @@ def flat_stations(model: MorphogeneticModel) -> list[Station]:
         return model.stations()
     flat = []
     for station, (segment, slot) in zip(model.stations(), model.places(), strict=True):
-        run = _chain(_calls(segment))
+        station = station._replace(segment=None if segment is None else _chain(_calls(segment)))
         if slot is None or station.extend is None or _is_hooked(slot):
-            flat.append(station._replace(segment=run))
+            flat.append(station)
         else:
-            flat.append(_with_seed(run, slot))
+            flat.append(_with_seed(station, slot))
     return flat
 
 
-def _with_seed(segment: Call, slot: SeedSlot) -> Station:
+def _with_seed(station: Station, slot: SeedSlot) -> Station:
     if slot.seed is None:
-        return Station(segment, None, None, None)
+        return station._replace(slot_id=None, extend=None, blended=None)
     assert slot.blend is not None
     own_delta = partial(_delta, slot.blend.operator, _chain(_calls(slot.seed)), slot.gate)
     if slot.stage.is_blended:
         blended = partial(_blended, own_delta, slot.alpha)
-        return Station(segment, slot.spec.slot_id, blended, blended)
+        return station._replace(extend=blended, blended=blended)
     trains = slot.stage is SeedStage.TRAINING and slot.training
-    return Station(segment, slot.spec.slot_id, partial(slot.train_behind, run=own_delta) if trains else None, None)
+    return station._replace(extend=partial(slot.train_behind, run=own_delta) if trains else None)
 
 
-def _delta(operator: str, seed: Call, gate: Any, h: Tensor) -> Tensor:
-    return delta(operator, h, seed(h), gate)
+def _delta(operator: str, seed: Call, gate: Any, h: Tensor, source: Tensor | None = None) -> Tensor:
+    return delta(operator, h, seed(h if source is None else source), gate)
 
 
-def _blended(own_delta: Call, alpha: float, h: Tensor) -> Tensor:
-    return mix(h, own_delta(h), alpha)
+def _blended(own_delta: Call, alpha: float, h: Tensor, *source: Tensor) -> Tensor:
+    return mix(h, own_delta(h, *source), alpha)
 
 
 def _chain(calls: list[Call]) -> Call:

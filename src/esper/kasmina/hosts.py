@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from esper.kasmina.layers import conv2d, linear
 from esper.leyline import check_slot_id, record
 
 TOPOLOGIES: tuple[str, ...] = ("mlp", "cnn", "transformer")
+INPUT = -1
+"""Index of what comes before the first segment."""
 CHANNEL_AXIS: dict[str, int] = {"mlp": -1, "cnn": 1, "transformer": -1}
 
 
@@ -36,10 +39,19 @@ class Host(nn.Module):
         topology: Which blueprints fit: "mlp" (rows of features), "cnn" (images) or "transformer" (sequences).
         segments: The layers, in order.
         slots: Slot id -> index of the segment it follows, in execution order.
+        spans: Slot id -> (segment whose output it reads, segment whose output it adds to); -1 is the input.
+        places: The same for slots and spans together, in execution order: what is added last comes last.
         spec: How to build this host again.
     """
 
-    def __init__(self, topology: str, segments: list[nn.Module], slots: Mapping[str, int], spec: HostSpec) -> None:
+    def __init__(
+        self,
+        topology: str,
+        segments: list[nn.Module],
+        slots: Mapping[str, int],
+        spec: HostSpec,
+        spans: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         if topology not in TOPOLOGIES:
             raise ValueError(f"unknown topology {topology!r}. Known: {', '.join(TOPOLOGIES)}")
@@ -47,6 +59,10 @@ class Host(nn.Module):
         self.topology = topology
         self.segments = nn.ModuleList(segments)
         self.slots = dict(sorted(slots.items(), key=lambda item: item[1]))
+        self.spans = dict(spans)
+        # A slot comes before the spans that end with it: they are added to what it puts out.
+        order = {slot_id: (index, index) for slot_id, index in self.slots.items()} | self.spans
+        self.places = dict(sorted(order.items(), key=lambda item: (item[1][1], item[0] in self.spans, item[1][0])))
         self.spec = spec
         # Coalition passes share feature tensors, so no layer may overwrite its input.
         for part in self.modules():
@@ -94,7 +110,11 @@ class FeatureInput(nn.Module):
 
 
 class MLPHost(Host):
-    """Linear layers with ReLU. Slots: the input features if asked for, then one after each hidden layer."""
+    """Linear layers with ReLU. Slots: the input features if asked for, then one after each hidden layer.
+
+    Spans: `r2c{i}` around hidden layer i, `r3c{i}` from the input of layer i to the logits; around all layers it widens
+    a bottleneck.
+    """
 
     def __init__(
         self, *, inputs: int, hidden: Sequence[int], classes: int, input_slot: bool, generator: torch.Generator
@@ -108,7 +128,9 @@ class MLPHost(Host):
         after = range(0 if input_slot else 1, len(segments) - 1)
         slots = {f"r0c{column}": index for column, index in enumerate(after)}
         kwargs = {"inputs": inputs, "hidden": list(hidden), "classes": classes, "input_slot": input_slot}
-        super().__init__("mlp", segments, slots, HostSpec(kind="mlp", kwargs=kwargs))
+        around = {f"r2c{i}": (i, i + 1) for i in range(len(hidden))}
+        spans = around | {f"r3c{i}": (i, len(hidden) + 1) for i in range(len(hidden) + 1)}
+        super().__init__("mlp", segments, slots, HostSpec(kind="mlp", kwargs=kwargs), spans)
 
 
 # ---- images
@@ -137,7 +159,8 @@ class SpatialMean(nn.Module):
 class CNNHost(Host):
     """Blocks of convolution, batch norm and ReLU, each followed by 2x2 max pooling where asked, then a linear head.
 
-    Slots: `r0c{i}` after block i, `r1c{i}` after its pool. `kernel` is one size for all blocks, or one for each. With
+    Slots: `r0c{i}` after block i, `r1c{i}` after its pool. Spans: `r2c{i}` around block i and its pool, `r3c{i}` from
+    the input of block i, or of the head, to the logits. `kernel` is one size for all blocks, or one for each. With
     kernel 1 it is blind: no block sees a pixel's neighbours. Batch norm stays because group norm and no norm both
     measured worse on these sizes.
     """
@@ -161,6 +184,7 @@ class CNNHost(Host):
             raise ValueError(f"kernel must be odd, got {kernel}: an even one cannot keep the size of the image")
         segments: list[nn.Module] = []
         slots: dict[str, int] = {}
+        ends = [INPUT]
         width = in_channels
         for column, (size, pooled) in enumerate(zip(channels, pool, strict=True)):
             entry = [ImageInput(in_channels)] if column == 0 else []
@@ -171,6 +195,7 @@ class CNNHost(Host):
             if pooled:
                 segments.append(nn.MaxPool2d(2))
                 slots[f"r1c{column}"] = len(segments) - 1
+            ends.append(len(segments) - 1)
             width = size
         segments.append(nn.Sequential(SpatialMean(), linear(width, classes, generator)))
         kwargs = {
@@ -180,7 +205,9 @@ class CNNHost(Host):
             "pool": list(pool),
             "classes": classes,
         }
-        super().__init__("cnn", segments, slots, HostSpec(kind="cnn", kwargs=kwargs))
+        around = {f"r2c{i}": (ends[i], ends[i + 1]) for i in range(len(channels))}
+        spans = around | {f"r3c{i}": (end, len(segments) - 1) for i, end in enumerate(ends)}
+        super().__init__("cnn", segments, slots, HostSpec(kind="cnn", kwargs=kwargs), spans)
 
 
 # ---- tokens

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import BLUEPRINTS
-from esper.kasmina.hosts import CHANNEL_AXIS, Host, TransformerBlock
+from esper.kasmina.hosts import CHANNEL_AXIS, INPUT, Host, TransformerBlock
 from esper.kasmina.layers import evaluating
 from esper.kasmina.slot import gate_params
-from esper.leyline import MIXING, BlueprintCard, HostLayout, SlotSpec
+from esper.leyline import MIXING, BlueprintCard, HostLayout, SlotSpec, SpanSource
 
 MIXED = "mixed"
 """Topology of a network whose slots are of several."""
@@ -21,30 +22,59 @@ MIXED = "mixed"
 def slot_specs(host: Host, sample: Tensor, wanted: Iterable[str]) -> tuple[SlotSpec, ...]:
     """Measures the wanted slots with one pass; the result is in execution order."""
     names = list(wanted)
-    unknown = [name for name in names if name not in host.slots]
+    unknown = [name for name in names if name not in host.places]
     if unknown:
-        raise ValueError(f"unknown slots {unknown}. The host has: {', '.join(host.slots)}")
-    at = {index: slot_id for slot_id, index in host.slots.items() if slot_id in names}
-    specs = []
+        raise ValueError(f"unknown slots {unknown}. The host has: {', '.join(host.places)}")
+    shapes = {INPUT: sample.shape[1:]}
     with evaluating(host):
         x = sample
         for index, segment in enumerate(host.segments):
             x = segment(x)
-            if index in at:
-                channels = x.shape[CHANNEL_AXIS[host.topology]]
-                before, after = host.segments[: index + 1], host.segments[index + 1 :]
-                specs.append(
-                    SlotSpec(
-                        slot_id=at[index],
-                        segment_idx=index,
-                        channels=channels,
-                        positions=x[0].numel() // channels,
-                        depth_share=index / (len(host.segments) - 1),
-                        mixing_before=strongest_mixing(mixing_of(part) for part in before.modules()),
-                        mixing_after=strongest_mixing(mixing_of(part) for part in after.modules()),
-                    )
-                )
-    return tuple(specs)
+            shapes[index] = x.shape[1:]
+    return tuple(_spec(host, slot_id, shapes) for slot_id in host.places if slot_id in names)
+
+
+def _spec(host: Host, slot_id: str, shapes: Mapping[int, Sequence[int]]) -> SlotSpec:
+    source, target = host.places[slot_id]
+    channels, positions = _size(shapes[target], host.topology)
+    before, after = host.segments[: target + 1], host.segments[target + 1 :]
+    span = None
+    if slot_id in host.spans:
+        channels_read, positions_read = _size(shapes[source], host.topology)
+        span = SpanSource(
+            segment_idx=source,
+            depth_share=max(0, source) / (len(host.segments) - 1),
+            channels=channels_read,
+            positions=positions_read,
+            stride=_stride(shapes[source], shapes[target]),
+        )
+    return SlotSpec(
+        slot_id=slot_id,
+        segment_idx=target,
+        channels=channels,
+        positions=positions,
+        depth_share=target / (len(host.segments) - 1),
+        mixing_before=strongest_mixing(mixing_of(part) for part in before.modules()),
+        mixing_after=strongest_mixing(mixing_of(part) for part in after.modules()),
+        source=span,
+    )
+
+
+def _size(shape: Sequence[int], topology: str) -> tuple[int, int]:
+    """(channels, positions) of features; `shape` is without rows."""
+    channels = shape[-1 if len(shape) == 1 else CHANNEL_AXIS[topology] % (len(shape) + 1) - 1]
+    return channels, math.prod(shape) // channels
+
+
+def _stride(source: Sequence[int], target: Sequence[int]) -> int | None:
+    """How a span comes from the size of one image to that of another; see `SpanSource`."""
+    if len(source) == len(target) == 1:
+        return 1
+    if len(target) == 1:
+        return None
+    stride = max(1, source[1] // target[1])
+    divides = all(size // stride == out for size, out in zip(source[1:], target[1:], strict=True))
+    return stride if divides else 0
 
 
 def mixing_of(layer: nn.Module) -> str:
@@ -106,7 +136,9 @@ def _card(
     key: str, spec: SlotSpec, topology: str, host_params: int, host_macs: int, offered: Sequence[str]
 ) -> BlueprintCard:
     blueprint = BLUEPRINTS[key]
-    params, macs = blueprint.params(spec.channels), blueprint.macs(spec.channels, spec.positions)
+    # What a span would cost where there is none cannot be said.
+    meets = blueprint.span == (spec.source is not None)
+    params, macs = (blueprint.params_in(spec), blueprint.macs_in(spec)) if meets else (0, 0)
     return BlueprintCard(
         blueprint=key,
         params=params,
@@ -116,5 +148,5 @@ def _card(
         mixing=blueprint.mixing,
         nonlinear=blueprint.nonlinear,
         gate_params=gate_params(spec.channels),
-        fits=key in offered and blueprint.topology == topology and blueprint.fits(spec),
+        fits=key in offered and blueprint.topology == topology and blueprint.fits_in(spec),
     )

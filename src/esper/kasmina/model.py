@@ -9,25 +9,30 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import blueprints_for, get_blueprint
-from esper.kasmina.hosts import Host
+from esper.kasmina.hosts import INPUT, Host
 from esper.kasmina.layers import evaluating
 from esper.kasmina.layout import host_layout, slot_specs
 from esper.kasmina.network import GrowingNetwork, SeedOptimizer
 from esper.kasmina.slot import SeedSlot
-from esper.leyline import DEFAULT_LIFECYCLE, HostLayout, LifecycleConfig, SeedStage
+from esper.leyline import DEFAULT_LIFECYCLE, HostLayout, LifecycleConfig, SeedStage, SlotSpec
 
-Call = Callable[[Tensor], Tensor]
+Call = Callable[..., Tensor]
 
 
 class Station(NamedTuple):
     """A segment of the host and what happens after it; None where nothing does."""
 
-    segment: Call
+    segment: Call | None
+    """None for a further slot after the same segment."""
     slot_id: str | None
     extend: Call | None
     """The slot, in a pass of the whole network."""
     blended: Call | None
     """The slot with its seed switched on, in a pass of coalitions."""
+    source: int | None = None
+    """The segment whose output a span reads: the slot is given it too."""
+    keeps: int | None = None
+    """The segment that ends here, if a span reads its output."""
 
 
 class MorphogeneticModel(nn.Module, GrowingNetwork):
@@ -66,10 +71,9 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
             get_blueprint(key)
         names = host.slots if slots is None else slots
         specs = slot_specs(host, self.sample, names) if layout is None else layout.slots
-        self.slots = nn.ModuleDict({spec.slot_id: SeedSlot(spec, host.topology, lifecycle) for spec in specs})
-        self._slot_after: list[SeedSlot | None] = [None] * len(host.segments)
-        for spec in specs:
-            self._slot_after[spec.segment_idx] = self.slot(spec.slot_id)
+        self.slots = nn.ModuleDict(
+            {spec.slot_id: SeedSlot(spec, slot_topology(spec, host.topology), lifecycle) for spec in specs}
+        )
         self.layout = host_layout(host, self.sample, specs, self.offered) if layout is None else layout
         self.topology_version = 0
         self.train_loss = self.val_loss = None
@@ -119,18 +123,28 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
 
     # ---- passes
 
-    def places(self) -> Iterator[tuple[nn.Module, SeedSlot | None]]:
-        """Each segment with the slot after it."""
-        return zip(self.host.segments, self._slot_after, strict=True)
+    def places(self) -> Iterator[tuple[nn.Module | None, SeedSlot | None]]:
+        """Each segment with the slot after it; further slots follow without a segment."""
+        after: dict[int, list[SeedSlot]] = {}
+        for slot in self.all_slots():
+            after.setdefault(slot.spec.segment_idx, []).append(slot)
+        for index, segment in enumerate(self.host.segments):
+            first, *others = after.get(index, [None])
+            yield segment, first
+            yield from ((None, slot) for slot in others)
 
     def stations(self) -> list[Station]:
         """The way through the network as it is now."""
-        return [
-            Station(segment, None, None, None)
-            if slot is None or slot.stage is SeedStage.DORMANT
-            else Station(segment, slot.spec.slot_id, slot, slot.blended if slot.stage.is_blended else None)
-            for segment, slot in self.places()
-        ]
+        found, index = [], INPUT
+        for segment, slot in self.places():
+            index += segment is not None
+            station = Station(segment, None, None, None, keeps=index)
+            if slot is not None and slot.stage is not SeedStage.DORMANT:
+                source = None if slot.spec.source is None else slot.spec.source.segment_idx
+                blended = slot.blended if slot.stage.is_blended else None
+                station = Station(segment, slot.spec.slot_id, slot, blended, source, index)
+            found.append(station)
+        return _keep_what_is_read(found)
 
     def forward(self, x: Tensor, stations: Sequence[Station] | None = None) -> Tensor:
         """Host and seeds, each seed according to its stage.
@@ -139,10 +153,14 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
             x: Rows.
             stations: The way through the network, if it was prepared; it must be that of the network as it is now.
         """
+        kept = {INPUT: x}
         for station in self.stations() if stations is None else stations:
-            x = station.segment(x)
+            if station.segment is not None:
+                x = station.segment(x)
             if station.extend is not None:
-                x = station.extend(x)
+                x = station.extend(x) if station.source is None else station.extend(x, kept[station.source])
+            if station.keeps is not None:
+                kept[station.keeps] = x
         return x
 
     def forward_coalitions(
@@ -168,43 +186,68 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
         if len(set(coalitions)) != len(coalitions):
             raise ValueError("a coalition is listed twice; list each once and look the result up")
         with torch.inference_mode():
-            streams: list[tuple[Tensor, list[int]]] = [(x, list(range(len(coalitions))))]
+            streams = [Stream(x, {INPUT: x}, list(range(len(coalitions))))]
             for station in self.stations() if stations is None else stations:
-                streams = [(station.segment(h), members) for h, members in streams]
+                if station.segment is not None:
+                    streams = [stream._replace(h=station.segment(stream.h)) for stream in streams]
                 if station.blended is not None:
                     streams = _fork(streams, station, coalitions)
+                if station.keeps is not None:
+                    streams = [s._replace(kept={**s.kept, station.keeps: s.h}) for s in streams]
         outputs: list[Tensor] = [x] * len(coalitions)
-        for out, members in streams:
-            for member in members:
-                outputs[member] = out
+        for stream in streams:
+            for member in stream.members:
+                outputs[member] = stream.h
         return outputs
 
     # ---- growth
 
-    def sample_features(self, slot: SeedSlot) -> Tensor:
-        """The sample's features where a slot would read them."""
-        x = self.sample
-        last = slot.spec.segment_idx
+    def sample_features(self, slot: SeedSlot) -> tuple[Tensor, Tensor]:
+        """The sample's features where a slot adds to them, and where it reads them."""
+        spec = slot.spec
+        source = spec.segment_idx if spec.source is None else spec.source.segment_idx
+        x, kept = self.sample, {INPUT: self.sample}
         with evaluating(self):
-            for index in range(last + 1):
-                x = self.host.segments[index](x)
-                before = self._slot_after[index]
-                if before is not None and index < last:
-                    x = before(x)
-        return x
+            # Seeds on the way change values only, and it is shapes and types that count here.
+            for index in range(spec.segment_idx + 1):
+                x = kept[index] = self.host.segments[index](x)
+        return x, kept[source]
 
 
-def _fork(
-    streams: Sequence[tuple[Tensor, list[int]]], station: Station, coalitions: Sequence[frozenset[str]]
-) -> list[tuple[Tensor, list[int]]]:
+def slot_topology(spec: SlotSpec, host: str) -> str:
+    """What the features are that a slot adds to: a host of images puts out rows."""
+    return "mlp" if spec.source is not None and spec.source.stride is None else host
+
+
+def _keep_what_is_read(stations: Sequence[Station]) -> list[Station]:
+    """Leaves `keeps` only where a segment, with all its slots, ends and a span reads what it puts out."""
+    read = {station.source for station in stations}
+    last = {station.keeps: position for position, station in enumerate(stations)}
+    return [
+        station if station.keeps in read and last[station.keeps] == position else station._replace(keeps=None)
+        for position, station in enumerate(stations)
+    ]
+
+
+class Stream(NamedTuple):
+    """Coalitions that agree up to a point of the network."""
+
+    h: Tensor
+    kept: dict[int, Tensor]
+    """What spans read further on."""
+    members: list[int]
+
+
+def _fork(streams: Sequence[Stream], station: Station, coalitions: Sequence[frozenset[str]]) -> list[Stream]:
     """Splits each stream into the coalitions that switch this seed on and those that do not."""
     assert station.blended is not None
     forked = []
-    for h, members in streams:
+    for h, kept, members in streams:
         on = [m for m in members if station.slot_id in coalitions[m]]
         off = [m for m in members if station.slot_id not in coalitions[m]]
         if on:
-            forked.append((station.blended(h), on))
+            source = () if station.source is None else (kept[station.source],)
+            forked.append(Stream(station.blended(h, *source), kept, on))
         if off:
-            forked.append((h, off))
+            forked.append(Stream(h, kept, off))
     return forked

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Residual, get_blueprint
-from esper.kasmina.layers import generator_for
+from esper.kasmina.layers import evaluating, generator_for
 from esper.kasmina.slot import GateNetwork, SeedSlot, delta
 from esper.leyline import (
     BlueprintCard,
@@ -101,8 +101,8 @@ class GrowingNetwork(ABC):
         """Every parameter of a slot's seed and gate by name."""
 
     @abstractmethod
-    def sample_features(self, slot: SeedSlot) -> Tensor:
-        """The features of real input that the slot reads, of the kind its seeds are to have."""
+    def sample_features(self, slot: SeedSlot) -> tuple[Tensor, Tensor]:
+        """Features of real input, of the kind its seeds are to have: those a slot adds to and those it reads."""
 
     # ---- structure
 
@@ -150,14 +150,13 @@ class GrowingNetwork(ABC):
         blend_spec = get_blend(blend)
         if self._optimizer is None:
             raise RuntimeError("no optimizer would train the seed; call model.bind(optimizer) first")
-        self._require(
-            slot_id, gate_germinate(slot.stage, card, self.num_live, self.param_counts().total, self.lifecycle)
-        )
+        live, params = self.num_live, self.param_counts().total
+        self._require(slot_id, gate_germinate(slot.stage, card, blend_spec.operator, live, params, self.lifecycle))
         before = slot.facts()
         try:
-            h = self.sample_features(slot)
+            h, read = self.sample_features(slot)
             seed, gate = build_seed(slot.spec, slot.topology, blueprint, blend, rng_seed, CPU, h.dtype)
-            _probe(h, seed, gate, card, blend_spec.operator)
+            _probe(h, read, seed, gate, card, blend_spec.operator)
             gate = None if gate is None else gate.to(h.device)
             move = slot.plant(seed.to(h.device), gate, blueprint, blend_spec)
             self.adopt_group(slot_id)
@@ -228,23 +227,30 @@ def build_seed(
     rng_seed: int,
     device: torch.device,
     dtype: torch.dtype,
+    *,
+    version: int | None = None,
 ) -> tuple[Residual, GateNetwork | None]:
-    """Makes the module of a seed, and its gate where the blend asks for one. The draws are the same on every device."""
+    """Makes the module of a seed, and its gate where the blend asks for one. The draws are the same on every device.
+
+    `version` is that of the seed in a file; ValueError if seeds are built otherwise now.
+    """
     generator = generator_for(rng_seed)
-    seed = get_blueprint(blueprint).build(spec.channels, generator).to(device, dtype)
+    seed = get_blueprint(blueprint, version).build(spec, generator).to(device, dtype)
     gated = get_blend(blend).operator == "gate"
     return seed, GateNetwork(spec.channels, topology, generator).to(device, dtype) if gated else None
 
 
-def _probe(h: Tensor, seed: Residual, gate: GateNetwork | None, card: BlueprintCard, operator: str) -> None:
+def _probe(
+    h: Tensor, read: Tensor, seed: Residual, gate: GateNetwork | None, card: BlueprintCard, operator: str
+) -> None:
     """Checks, on features like these, that the seed starts as an exact identity and costs what its card says.
 
     The features are drawn on the CPU, where the seed still is: the answer is needed now, and to wait for the device
     would hold up every other host on it.
     """
-    x = torch.randn(h.shape, generator=generator_for(0), dtype=h.dtype)
-    with torch.no_grad():
-        d = delta(operator, x, seed(x), gate)
+    x, source = (torch.randn(like.shape, generator=generator_for(0), dtype=h.dtype) for like in (h, read))
+    with evaluating(seed):  # the statistics of a norm must not move
+        d = delta(operator, x, seed(source), gate)
     if d.shape != x.shape or d.dtype != x.dtype:
         raise ValueError(f"features are {x.dtype} {tuple(x.shape)}, the seed gives {d.dtype} {tuple(d.shape)}")
     if not bool((d == 0).all()):

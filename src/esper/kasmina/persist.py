@@ -147,7 +147,9 @@ def _rebuild_seeds(model: MorphogeneticModel, state: ModelState) -> Seeds:
         if SeedStage[facts["stage"]].has_seed:
             dtype = torch.float32 if gamma is None else gamma.dtype
             names = (facts["blueprint"], facts["blend"])
-            seeds[slot_id] = build_seed(slot.spec, model.host.topology, *names, 0, model.sample.device, dtype)
+            version = facts.get("blueprint_version", 1)
+            device = model.sample.device
+            seeds[slot_id] = build_seed(slot.spec, slot.topology, *names, 0, device, dtype, version=version)
     return seeds
 
 

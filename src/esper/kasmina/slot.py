@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from esper.kasmina.blueprints import Residual
+from esper.kasmina.blueprints import Residual, get_blueprint
 from esper.kasmina.layers import linear
 from esper.kasmina.objective import SeedMeter, attach
 from esper.leyline import (
@@ -111,37 +111,38 @@ class SeedSlot(nn.Module):
 
     # ---- forward
 
-    def forward(self, h: Tensor) -> Tensor:
-        """Mixes the seed into the features according to its stage."""
+    def forward(self, h: Tensor, source: Tensor | None = None) -> Tensor:
+        """Mixes the seed into the features according to its stage. A span reads `source`."""
         if has_torch_function_unary(h):
-            return handle_torch_function(SeedSlot.forward, (h,), self, h)
+            return handle_torch_function(SeedSlot.forward, (h,), self, h, source)
         if self.stage.is_blended:
-            return self.blended(h)
+            return self.blended(h, source)
         if self.stage is SeedStage.TRAINING and self.training and torch.is_grad_enabled():
-            return self.train_behind(h, self.delta)
+            return self.train_behind(h, source, run=self.delta)
         return h
 
-    def blended(self, h: Tensor) -> Tensor:
+    def blended(self, h: Tensor, source: Tensor | None = None) -> Tensor:
         """The features with the seed at its current alpha."""
         if has_torch_function_unary(h):
-            return handle_torch_function(SeedSlot.blended, (h,), self, h)
-        return mix(h, self.delta(h), self.alpha)
+            return handle_torch_function(SeedSlot.blended, (h,), self, h, source)
+        return mix(h, self.delta(h, source), self.alpha)
 
-    def delta(self, h: Tensor) -> Tensor:
+    def delta(self, h: Tensor, source: Tensor | None = None) -> Tensor:
         """What the seed would add at alpha 1."""
         assert self.seed is not None
         assert self.blend is not None
-        return delta(self.blend.operator, h, self.seed(h), self.gate)
+        return delta(self.blend.operator, h, self.seed(h if source is None else source), self.gate)
 
-    def train_behind(self, h: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    def train_behind(self, h: Tensor, source: Tensor | None = None, *, run: Callable[..., Tensor]) -> Tensor:
         """The features as they are, with the seed attached to their gradient. `run` computes its delta."""
         assert self.meter is not None
         rows = h.shape[0] * h.shape[1] if self.topology == "transformer" else h.shape[0]
-        features = h.detach()
-        if not features.is_contiguous():
-            # Torch crashes in the backward pass of a group norm whose channels-last input asks for no gradient.
-            features.requires_grad_()
-        return attach(h, run(features), self.meter, rows)
+        read = [features.detach() for features in (h, source) if features is not None]
+        for features in read:
+            if not features.is_contiguous():
+                # Torch crashes in the backward pass of a group norm whose channels-last input asks for no gradient.
+                features.requires_grad_()
+        return attach(h, run(*read), self.meter, rows)
 
     # ---- life
 
@@ -213,6 +214,7 @@ class SeedSlot(nn.Module):
         return {
             "stage": self.stage.name,
             "blueprint": self.blueprint,
+            "blueprint_version": None if self.blueprint is None else get_blueprint(self.blueprint).version,
             "blend": None if self.blend is None else self.blend.name,
             "alpha": self.alpha,
             "ramp_done": self.ramp_done,

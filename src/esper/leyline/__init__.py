@@ -41,7 +41,7 @@ from esper.leyline.run_payloads import (
 from esper.leyline.rundir import RunStatus, process_started_s
 from esper.leyline.slots import (
     MIXING, PASSES_PER_STEP, Attribution, BlueprintCard, HostLayout, SlotConfig, SlotMeasurement, SlotReport, SlotSpec,
-    check_slot_id
+    SpanSource, check_slot_id
 )
 from esper.leyline.stages import TRANSITIONS, Cause, Gate, SeedStage, SlotTransition
 from esper.leyline.telemetry import (

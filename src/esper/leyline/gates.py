@@ -143,16 +143,16 @@ def _stage(slot: SlotReport, *wanted: SeedStage) -> Check:
 
 
 def gate_germinate(
-    stage: SeedStage, card: BlueprintCard, num_live: int, total_params: int, config: LifecycleConfig
+    stage: SeedStage, card: BlueprintCard, operator: str, num_live: int, total_params: int, config: LifecycleConfig
 ) -> GateResult:
-    """G0: may a seed of this blueprint be planted in this slot?"""
+    """G0: may a seed of this blueprint be planted in this slot, to be blended by this operator?"""
     budget = math.inf if config.param_budget is None else config.param_budget
     return _result(
         Gate.GERMINATE,
         _check("stage", float(stage), float(SeedStage.DORMANT), stage is SeedStage.DORMANT),
         _true("fits", card.fits),
         _check("live_seeds", num_live, config.max_live - 1, num_live < config.max_live),
-        _most("params_after", total_params + card.max_params, budget),
+        _most("params_after", total_params + card.added_params(operator), budget),
     )
 
 

@@ -41,6 +41,19 @@ class SlotConfig:
 
 
 @record
+class SpanSource:
+    """The shape of the features that a span reads."""
+
+    segment_idx: int
+    """The segment they leave; -1 for the network's input."""
+    depth_share: float
+    channels: int
+    positions: int
+    stride: int | None
+    """Pixels along each axis for one of the slot's; 0 if sizes do not divide. None: images in, rows of features out."""
+
+
+@record
 class SlotSpec:
     """The shape of a slot, measured once on a sample."""
 
@@ -54,8 +67,13 @@ class SlotSpec:
     """Strongest of MIXING among the layers up to here, so what a seed there can already see. None: not known."""
     mixing_after: str | None
     """The same of the layers that follow."""
-    source_depth_share: float | None = None
-    """Where a span begins, as a share of the depth; None: seeds read the features they extend."""
+    source: SpanSource | None = None
+    """Where a span reads; None for a slot that reads the features it adds to."""
+
+    @property
+    def source_depth_share(self) -> float | None:
+        """Where a span begins, as a share of the depth; None: seeds read the features they extend."""
+        return None if self.source is None else self.source.depth_share
 
 
 @record
@@ -73,10 +91,9 @@ class BlueprintCard:
     """Extra parameters if a gated blend is chosen."""
     fits: bool
 
-    @property
-    def max_params(self) -> int:
-        """Most parameters such a seed can add. The budget counts these, because the blend is chosen last."""
-        return self.params + self.gate_params
+    def added_params(self, operator: str) -> int:
+        """What such a seed adds to the network under a blend with this operator."""
+        return self.params + (self.gate_params if operator == "gate" else 0)
 
 
 @record

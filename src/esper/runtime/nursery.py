@@ -399,7 +399,7 @@ def _smallest_seed(host: Host, plan: Plan, slots: Sequence[str], blueprints: Seq
     shape = get_source(plan.data).row_shape
     sample = torch.zeros((2, plan.context or 1), dtype=torch.int64) if shape is None else torch.zeros((2, *shape))
     layout = host_layout(host, sample, slot_specs(host, sample, slots), blueprints)
-    return min((card.max_params for cards in layout.cards for card in cards if card.fits), default=math.inf)
+    return min((card.added_params("add") for cards in layout.cards for card in cards if card.fits), default=math.inf)
 
 
 def _words(plan: Plan) -> str:

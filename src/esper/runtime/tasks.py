@@ -117,7 +117,7 @@ def _adamw(lr: float) -> OptimSpec:
 
 _DIGITS_MLP = TaskSpec(
     name="digits_mlp",
-    description="low-gain control: a bottleneck that seeds cannot widen",
+    description="a bottleneck that only a span from the input to the logits widens",
     host=_mlp(16),
     slots=("r0c0", "r0c1"),
     blueprints=None,
@@ -188,7 +188,7 @@ _CIFAR_BASELINE = replace(
 TASKS: dict[str, TaskSpec] = {
     task.name: task
     for task in (
-        _DIGITS_MLP,
+        replace(_DIGITS_MLP, slots=("r0c0", "r0c1", "r3c0")),
         replace(
             _DIGITS_MLP,
             name="digits_limited",
@@ -206,6 +206,7 @@ TASKS: dict[str, TaskSpec] = {
             name="digits_conv",
             description="small but sighted",
             host=_cnn(1, 4, 8, kernel=3, pools=1),
+            slots=("r0c0", "r1c0", "r2c0", "r0c1", "r3c0"),
             batch_size=32,
         ),
         _PYDOC_LM,
@@ -354,10 +355,10 @@ def _check_growth(spec: TaskSpec, host: Host) -> None:
     budget, params = spec.lifecycle.param_budget, sum(weight.numel() for weight in host.parameters())
     if budget is not None and budget < params:
         raise ValueError(f"param_budget {budget} of {spec.name} is below the {params} parameters of its host alone")
-    offered = tuple(slot_id for slot_id in host.slots if slot_id in spec.slots)
+    offered = tuple(slot_id for slot_id in host.places if slot_id in spec.slots)
     if offered != spec.slots:
         raise ValueError(
-            f"slots of {spec.name} must be among those of its host, in execution order ({', '.join(host.slots)}); "
+            f"slots of {spec.name} must be among those of its host, in execution order ({', '.join(host.places)}); "
             f"got {', '.join(spec.slots)}"
         )
     for key in spec.blueprint_keys:

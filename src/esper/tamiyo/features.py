@@ -352,7 +352,7 @@ def offer_rows(view: EnvView) -> tuple[tuple[tuple[float, ...], ...], ...]:
 def _offer(card: BlueprintCard, room: int | None) -> tuple[float, ...]:
     if room is None or not card.fits:
         return (0.0,) * len(OFFER_COLUMNS)
-    share = min(1.0, card.max_params / max(1, room))
+    share = min(1.0, card.added_params("add") / max(1, room))
     return (share, math.log2(max(share, SMALLEST_SHARE)) / math.log2(SMALLEST_SHARE), 1.0)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from esper.leyline import (
     BLENDS,
+    OPERATORS,
     OPS,
     TRANSITIONS,
     ActionExecutionResult,
@@ -49,14 +50,17 @@ def masks(report: EpochReport, layout: HostLayout, config: LifecycleConfig) -> A
     assert tuple(slot.slot_id for slot in report.slots) == layout.slot_ids, "reports list slots in execution order"
     if report.terminal or report.governor_state is GovernorState.PANIC:
         return _wait_only(layout)
-    blueprint_by_slot = tuple(_blueprints(report, slot, layout, config) for slot in report.slots)
+    blueprint_by_slot = tuple(_blueprints(report, slot, layout, config, "add") for slot in report.slots)
+    # A gate costs parameters of its own, and the blend is chosen last: it is offered where any seed could have one.
+    gated = tuple(_blueprints(report, slot, layout, config, "gate") for slot in report.slots)
+    may_blend = {operator: operator != "gate" or gated == blueprint_by_slot for operator in OPERATORS}
     slot_by_op = tuple(_slots(op, report, blueprint_by_slot, config) for op in OPS)
     can_germinate = any(slot_by_op[LifecycleOp.GERMINATE])
     return ActionMasks(
         op=tuple(op is LifecycleOp.WAIT or any(slot_by_op[op]) for op in OPS),
         slot_by_op=slot_by_op,
         blueprint_by_slot=blueprint_by_slot,
-        blend=(can_germinate,) * len(BLENDS),
+        blend=tuple(can_germinate and may_blend[blend.operator] for blend in BLENDS.values()),
     )
 
 
@@ -70,13 +74,17 @@ def _wait_only(layout: HostLayout) -> ActionMasks:
     )
 
 
-def _blueprints(report: EpochReport, slot: SlotReport, layout: HostLayout, config: LifecycleConfig) -> tuple[bool, ...]:
+def _blueprints(
+    report: EpochReport, slot: SlotReport, layout: HostLayout, config: LifecycleConfig, operator: str
+) -> tuple[bool, ...]:
     if LifecycleOp.GERMINATE not in OPS_BY_STAGE[slot.stage]:
         return (False,) * len(layout.blueprints)
     live, params = report.num_live, report.total_params
     cards = layout.cards[layout.slot_position(slot.slot_id)]
     # Most cards are of other topologies; asking the gate about them would be most of the work of a step here.
-    return tuple(card.fits and gate_germinate(slot.stage, card, live, params, config).passed for card in cards)
+    return tuple(
+        card.fits and gate_germinate(slot.stage, card, operator, live, params, config).passed for card in cards
+    )
 
 
 def _slots(

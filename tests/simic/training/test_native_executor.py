@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,12 +27,12 @@ NATIVE = NativeExecutor()
 
 @pytest.fixture(scope="module")
 def worker():
-    return open_world(tiny_task("digits_conv"))
+    return open_world(replace(tiny_task("digits_conv"), slots=("r0c0", "r1c0", "r2c0", "r0c1", "r3c1")))
 
 
 @pytest.fixture(scope="module")
 def mlp_worker():
-    return open_world(tiny_task("digits_mlp"))
+    return open_world(replace(tiny_task("digits_mlp"), slots=("r0c0", "r0c1", "r2c0", "r3c0")))
 
 
 def env_of(worker, env_id: int = 0) -> ParallelEnvState:
@@ -92,7 +93,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 def test_every_blueprint_and_blend_runs_natively(worker, mlp_worker, key, operator):
     env = env_of(worker if BLUEPRINTS[key].topology == "cnn" else mlp_worker)
     blend = next(name for name, row in BLENDS.items() if row.operator == operator)
-    slots = [slot_id for slot_id in env.model.slots if BLUEPRINTS[key].fits(env.model.slot(slot_id).spec)]
+    slots = [slot_id for slot_id in env.model.slots if BLUEPRINTS[key].fits_in(env.model.slot(slot_id).spec)]
     if not slots:
         pytest.skip("fits nowhere in this host")
     for slot_id, stage in zip(slots, (SeedStage.TRAINING, SeedStage.BLENDING), strict=False):

@@ -7,27 +7,42 @@ mask and its listing come from the row.
 from __future__ import annotations
 
 from esper.kasmina.blueprints.base import Blueprint, Residual
-from esper.kasmina.blueprints.cnn import CNN_BLUEPRINTS, CNN_CONTROLS
+from esper.kasmina.blueprints.cnn import CNN_BLUEPRINTS, CNN_CONTROLS, CNN_LATER
 from esper.kasmina.blueprints.mlp import MLP_BLUEPRINTS, MLP_CONTROLS
+from esper.kasmina.blueprints.span import SPAN_BLUEPRINTS
 from esper.kasmina.blueprints.transformer import TRANSFORMER_BLUEPRINTS
 
 __all__ = ["BLUEPRINTS", "Blueprint", "Residual", "blueprints_for", "get_blueprint"]
 
 BLUEPRINTS: dict[str, Blueprint] = {
     blueprint.key: blueprint
-    for blueprint in (*MLP_BLUEPRINTS, *CNN_BLUEPRINTS, *TRANSFORMER_BLUEPRINTS, *MLP_CONTROLS, *CNN_CONTROLS)
+    for blueprint in (
+        *MLP_BLUEPRINTS,
+        *CNN_BLUEPRINTS,
+        *TRANSFORMER_BLUEPRINTS,
+        *MLP_CONTROLS,
+        *CNN_CONTROLS,
+        *CNN_LATER,
+        *SPAN_BLUEPRINTS,
+    )
 }
 
 
-def get_blueprint(key: str) -> Blueprint:
-    """Looks a blueprint up by key such as "cnn.conv".
+def get_blueprint(key: str, version: int | None = None) -> Blueprint:
+    """Looks a blueprint up by key such as "cnn.conv", and by the version of a saved seed if there is one.
 
     Raises:
-        ValueError: No blueprint has that key; the message lists the known ones.
+        ValueError: No blueprint has that key, or it builds seeds of another version; the message says what is known.
     """
     if key not in BLUEPRINTS:
         raise ValueError(f"unknown blueprint {key!r}. Known: {', '.join(BLUEPRINTS)}")
-    return BLUEPRINTS[key]
+    found = BLUEPRINTS[key]
+    if version is not None and version != found.version:
+        raise ValueError(
+            f"a seed of blueprint {key!r} was saved in version {version}, and this Esper builds version "
+            f"{found.version}, which has other layers: load it with the Esper that saved it, or grow it anew"
+        )
+    return found
 
 
 def blueprints_for(topology: str) -> tuple[str, ...]:

@@ -24,13 +24,17 @@ class Blueprint:
 
     key: str
     """"<topology>.<name>"."""
+    version: int = 1
+    """Raised when seeds of this key are built otherwise than before: files with older ones are refused."""
     mixing: str
-    body: Callable[[int, torch.Generator], nn.Module]
+    body: Callable[..., nn.Module]
     """(channels, generator) -> f."""
-    params: Callable[[int], int]
+    params: Callable[..., int]
     """channels -> parameters, gamma included."""
-    macs: Callable[[int, int], int]
+    macs: Callable[..., int]
     """(channels, positions) -> multiply-accumulates per row."""
+    span: bool = False
+    """True for seeds of spans: body, params and macs are given the slot instead of its channels and positions."""
     fits: Callable[[SlotSpec], bool] = lambda slot: True
     nonlinear: bool = True
     control: bool = False
@@ -41,10 +45,24 @@ class Blueprint:
         """Of the hosts it grows in."""
         return self.key.partition(".")[0]
 
-    def build(self, channels: int, generator: torch.Generator) -> Residual:
+    def build(self, slot: SlotSpec, generator: torch.Generator) -> Residual:
         """Makes the seed module."""
         kind = Inert if self.control else Residual
-        return kind(self.body(channels, generator), channels, CHANNEL_AXIS[self.topology])
+        body = self.body(slot if self.span else slot.channels, generator)
+        to_rows = slot.source is not None and slot.source.stride is None
+        return kind(body, slot.channels, -1 if to_rows else CHANNEL_AXIS[self.topology])
+
+    def params_in(self, slot: SlotSpec) -> int:
+        """Parameters of a seed in a slot, gamma included."""
+        return self.params(slot if self.span else slot.channels)
+
+    def macs_in(self, slot: SlotSpec) -> int:
+        """Multiply-accumulates per row of a seed in a slot."""
+        return self.macs(slot) if self.span else self.macs(slot.channels, slot.positions)
+
+    def fits_in(self, slot: SlotSpec) -> bool:
+        """True if a seed can live in a slot of its topology: spans in spans, others elsewhere."""
+        return self.span == (slot.source is not None) and self.fits(slot)
 
 
 class Residual(nn.Module):

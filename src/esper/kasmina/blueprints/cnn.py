@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -37,16 +38,24 @@ def _norm(channels: int, generator: torch.Generator) -> nn.Module:
     return NormMinusInput(group_norm(channels))
 
 
-def _pointwise(channels: int, generator: torch.Generator) -> nn.Module:
-    return nn.Sequential(group_norm(channels), nn.ReLU(), conv2d(channels, channels, 1, generator))
+def norm_relu(channels: int) -> tuple[nn.Module, nn.Module]:
+    """What every convolution here ends in, as in hosts: a body that ends in a bare convolution is almost linear."""
+    return nn.BatchNorm2d(channels), nn.ReLU()
+
+
+def _conv(channels: int, generator: torch.Generator, kernel: int = 3) -> nn.Sequential:
+    return nn.Sequential(conv2d(channels, channels, kernel, generator), *norm_relu(channels))
+
+
+def _conv_deep(channels: int, generator: torch.Generator) -> nn.Module:
+    return nn.Sequential(*_conv(channels, generator), *_conv(channels, generator))
 
 
 def _depthwise(channels: int, generator: torch.Generator, dilation: int = 1) -> nn.Module:
     return nn.Sequential(
         conv2d(channels, channels, 3, generator, groups=channels, dilation=dilation),
-        group_norm(channels),
-        nn.ReLU(),
         conv2d(channels, channels, 1, generator),
+        *norm_relu(channels),
     )
 
 
@@ -54,40 +63,65 @@ def _bottleneck(channels: int, generator: torch.Generator) -> nn.Module:
     width = squeeze_width(channels)
     return nn.Sequential(
         conv2d(channels, width, 1, generator),
-        group_norm(width),
-        nn.ReLU(),
+        *norm_relu(width),
         conv2d(width, width, 3, generator),
-        group_norm(width),
-        nn.ReLU(),
+        *norm_relu(width),
         conv2d(width, channels, 1, generator),
     )
 
 
-def _conv(channels: int, generator: torch.Generator) -> nn.Module:
-    return nn.Sequential(group_norm(channels), nn.ReLU(), conv2d(channels, channels, 3, generator))
+class HalfSize(nn.Module):
+    """A body that sees the image at half its size; what it says of a pixel holds for the four it came from."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.shape[2:]
+        half = F.avg_pool2d(x, [min(2, length) for length in size])
+        return F.interpolate(self.body(half), size=size, mode="nearest")
 
 
-def _conv_deep(channels: int, generator: torch.Generator) -> nn.Module:
-    return nn.Sequential(_conv(channels, generator), _conv(channels, generator))
+def half_size(positions: int) -> int:
+    """Positions of a square image at half its size."""
+    return max(1, math.isqrt(positions) // 2) ** 2
 
 
-def _norm_sees_enough(slot: SlotSpec, channels: int | None = None) -> bool:
-    """True if a group norm over so many channels (the slot's if None) has something to normalise."""
-    channels = slot.channels if channels is None else channels
-    return channels // norm_groups(channels) * slot.positions >= MIN_VALUES_PER_NORM
+def _conv_down(channels: int, generator: torch.Generator) -> nn.Module:
+    return HalfSize(_conv(channels, generator))
+
+
+def _group_norm_fits(slot: SlotSpec) -> bool:
+    return slot.channels // norm_groups(slot.channels) * slot.positions >= MIN_VALUES_PER_NORM
+
+
+def _batch_norm_fits(slot: SlotSpec) -> bool:
+    """True if a batch norm has something to normalise even in a batch of one row."""
+    return slot.positions >= MIN_VALUES_PER_NORM
 
 
 CONV = Blueprint(
     key="cnn.conv",
+    version=2,
     mixing="local",
     body=_conv,
     params=lambda c: 9 * c * c + 3 * c,
     macs=lambda c, n: 9 * c * c * n,
-    fits=_norm_sees_enough,
+    fits=_batch_norm_fits,
+)
+DEPTHWISE = Blueprint(
+    key="cnn.depthwise",
+    version=2,
+    mixing="local",
+    body=_depthwise,
+    params=lambda c: c * c + 12 * c,
+    macs=lambda c, n: (c * c + 9 * c) * n,
+    fits=_batch_norm_fits,
 )
 CNN_BLUEPRINTS: tuple[Blueprint, ...] = (
     Blueprint(
-        key="cnn.norm", mixing="none", body=_norm, params=lambda c: 3 * c, macs=lambda c, n: 0, fits=_norm_sees_enough
+        key="cnn.norm", mixing="none", body=_norm, params=lambda c: 3 * c, macs=lambda c, n: 0, fits=_group_norm_fits
     ),
     Blueprint(
         key="cnn.se",
@@ -98,44 +132,44 @@ CNN_BLUEPRINTS: tuple[Blueprint, ...] = (
     ),
     Blueprint(
         key="cnn.pointwise",
+        version=2,
         mixing="none",
-        body=_pointwise,
+        body=partial(_conv, kernel=1),
         params=lambda c: c * c + 3 * c,
         macs=lambda c, n: c * c * n,
-        fits=_norm_sees_enough,
+        fits=_batch_norm_fits,
     ),
-    Blueprint(
-        key="cnn.depthwise",
-        mixing="local",
-        body=_depthwise,
-        params=lambda c: c * c + 12 * c,
-        macs=lambda c, n: (c * c + 9 * c) * n,
-        fits=_norm_sees_enough,
-    ),
-    Blueprint(
-        key="cnn.dilated",
-        mixing="local",
-        body=partial(_depthwise, dilation=2),
-        params=lambda c: c * c + 12 * c,
-        macs=lambda c, n: (c * c + 9 * c) * n,
-        fits=_norm_sees_enough,
-    ),
+    DEPTHWISE,
+    replace(DEPTHWISE, key="cnn.dilated", body=partial(_depthwise, dilation=2)),
     Blueprint(
         key="cnn.bottleneck",
+        version=2,
         mixing="local",
         body=_bottleneck,
         params=lambda c: 2 * c * squeeze_width(c) + 9 * squeeze_width(c) ** 2 + 4 * squeeze_width(c) + c,
         macs=lambda c, n: (2 * c * squeeze_width(c) + 9 * squeeze_width(c) ** 2) * n,
-        fits=lambda slot: _norm_sees_enough(slot, squeeze_width(slot.channels)),
+        fits=_batch_norm_fits,
     ),
     CONV,
     Blueprint(
         key="cnn.conv_deep",
+        version=2,
         mixing="local",
         body=_conv_deep,
         params=lambda c: 18 * c * c + 5 * c,
         macs=lambda c, n: 18 * c * c * n,
-        fits=_norm_sees_enough,
+        fits=_batch_norm_fits,
+    ),
+)
+# Rows that came after the transformers'.
+CNN_LATER: tuple[Blueprint, ...] = (
+    replace(
+        CONV,
+        key="cnn.conv_down",
+        version=1,
+        body=_conv_down,
+        macs=lambda c, n: 9 * c * c * half_size(n),
+        fits=lambda slot: slot.positions >= 4 * MIN_VALUES_PER_NORM,
     ),
 )
 

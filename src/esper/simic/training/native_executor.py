@@ -141,11 +141,12 @@ def _trace_model(
     slots = model.all_slots()
     meters = _training_slots(model)
 
-    def run_slot(slot: SeedSlot, h: Traced) -> Traced:
+    def run_slot(slot: SeedSlot, h: Traced, source: Traced | None = None) -> Traced:
         if slot.stage.is_blended:
-            return h.owner.mix(h, _traced(slot.delta(h)), slots.index(slot))
+            return h.owner.mix(h, _traced(slot.delta(h, source)), slots.index(slot))
         if slot in meters and coalitions is None:
-            return h.owner.attach(h, _traced(slot.delta(h.detach())), meters.index(slot))
+            read = None if source is None else source.detach()
+            return h.owner.attach(h, _traced(slot.delta(h.detach(), read)), meters.index(slot))
         return h
 
     overrides = {SeedSlot.forward: run_slot, SeedSlot.blended: run_slot}

@@ -122,7 +122,10 @@ class SimulatedEnv:
         if action.op is LifecycleOp.GERMINATE:
             assert action.blueprint is not None
             card = self.layout.card(slot.slot_id, action.blueprint)
-            verdict = gate_germinate(slot.stage, card, self.report.num_live, self.report.total_params, config)
+            assert action.blend is not None
+            operator = BLENDS[action.blend].operator
+            live, params = self.report.num_live, self.report.total_params
+            verdict = gate_germinate(slot.stage, card, operator, live, params, config)
         else:
             verdict = SEED_GATES[action.op](slot, config)
         if not verdict.passed:

@@ -520,6 +520,14 @@ def _upsample(trace: Trace, x: Traced, size: Sequence[int], *scales: float | Non
     return _resample(trace, x, (channels, *size), (0, height, size[0]), (0, width, size[1]))
 
 
+@handles(aten.upsample_nearest2d.vec)
+def _upsample_to(trace: Trace, x: Traced, size: Sequence[int] | None, scales: Sequence[float] | None) -> Traced:
+    if size is None:
+        assert scales is not None
+        return _upsample(trace, x, [int(n * scale) for n, scale in zip(x.shape[2:], scales, strict=True)], *scales)
+    return _upsample(trace, x, size)
+
+
 def _resample(
     trace: Trace, x: Traced, shape: Sequence[int], rows: tuple[int, int, int], cols: tuple[int, int, int]
 ) -> Traced:
