@@ -152,7 +152,7 @@ def run_bench(spec: WorkerSpec, envs: int, workers: int, steps: int, console: Co
     with EnginePool(build_bench_worker, spec, kind="process", workers=workers) as pool:
         startup_s = time.perf_counter() - started
         empty = [usage.pss_bytes for usage in _with_envs(pool, 1, 0)]
-        with console.status(Text(f"{spec.task.name}: {envs} hosts on {workers} workers")):
+        with console.status(Text(f"{spec.only.task.name}: {envs} hosts on {workers} workers")):
             side_by_side = compare(pool, envs, steps)
             memory = _memory(pool, envs, empty)
             growth = grow(pool, envs, max(3, steps // 4))
@@ -164,9 +164,9 @@ def run_bench(spec: WorkerSpec, envs: int, workers: int, steps: int, console: Co
     with console.status("one slot against all"):
         by_slots = slot_cost(spec, envs, workers, max(3, steps // 2))
     return {
-        "task": spec.task.name,
-        "host_params": spec.layout.host_params,
-        "slots": len(spec.layout.slots),
+        "task": spec.only.task.name,
+        "host_params": spec.only.context.layout.host_params,
+        "slots": len(spec.only.context.layout.slots),
         "envs": envs,
         "workers": workers,
         "steps": steps,
@@ -257,9 +257,9 @@ def _is_quiet(phase: Phase) -> bool:
 def grow(pool: EnginePool, envs: int, repeats: int) -> list[dict[str, Any]]:
     """What a step costs with 0 to 3 live seeds, and what measuring their coalitions costs."""
     rows = []
-    for limit in range(min(3, len(pool.layout.slots)) + 1):
+    for limit in range(min(3, len(pool.context.layout.slots)) + 1):
         state = observe_reset(pool, episode_seeds(0, 2 + limit, envs))
-        controller, meter = GrowToLimit(pool.layout, limit), Meter(pool)
+        controller, meter = GrowToLimit(pool.context.layout, limit), Meter(pool)
         for _ in range(2 * limit + 4):  # long enough to plant and blend every seed
             state = _play(pool, controller, state)
         ratios, gains = [], []
@@ -314,12 +314,10 @@ def scale(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, An
 
 def slot_cost(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, Any]:
     """What a step costs with all slots empty, against the same hosts with one slot only."""
-    task, layout = spec.task, spec.layout
-    narrow = replace(
-        spec,
-        task=override(task, slots=task.slots[:1]),
-        layout=replace(layout, slots=layout.slots[:1], cards=layout.cards[:1]),
-    )
+    entry, task, layout = spec.only, spec.only.task, spec.only.context.layout
+    one_slot = replace(layout, slots=layout.slots[:1], cards=layout.cards[:1])
+    fewer = replace(entry, task=override(task, slots=task.slots[:1]), context=replace(entry.context, layout=one_slot))
+    narrow = replace(spec, tasks={task.name: fewer})
     used, _, counts = _in_turns((narrow, workers), (spec, workers), envs, steps)
     ratio = _spread([b.cpu_s / a.cpu_s for a, b in used])
     return {"slots": len(layout.slots), "step_over_one_slot_cpu": ratio, **counts}

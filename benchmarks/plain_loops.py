@@ -22,6 +22,7 @@ from esper.leyline import (
     ActionSpec,
     EnvSnapshot,
     EpisodeSeed,
+    FeatureContext,
     StepResult,
     TelemetryEventType,
     derive_seed,
@@ -116,9 +117,9 @@ class BenchWorker:
     def __init__(self, spec: WorkerSpec, beat: Beat) -> None:
         self.engine = build_worker(spec, beat)
         self.protocol_version = self.engine.protocol_version
-        self.layout, self.lifecycle = self.engine.layout, self.engine.lifecycle
-        self._task = spec.task
-        self._batches = make_batches(spec)
+        self.contexts = self.engine.contexts
+        self._task = spec.only.task
+        self._batches = make_batches(self._task, spec.only.open(), spec.batches)
         self._loops: dict[int, PlainLoop] = {}
         self._step_s = 0.0
 
@@ -143,9 +144,9 @@ class BenchWorker:
         """Of the engine's envs."""
         return self.engine.snapshot()
 
-    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
+    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> Mapping[int, FeatureContext]:
         """Of the engine's envs."""
-        self.engine.restore(snapshots)
+        return self.engine.restore(snapshots)
 
     def plain_epoch(self, epoch: int) -> dict[int, tuple[float, float]]:
         """One epoch of every plain loop, one loop after the other."""

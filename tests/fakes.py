@@ -119,10 +119,10 @@ def play(spec: SimulationSpec, choose: Chooser, seed: EpisodeSeed | None = None)
     """One episode of one env, up to its end."""
     worker = SimulatedWorker(spec)
     layout = spec.layout
-    state = observe(worker.reset([seed or seeds(1)[0]]), layout, spec.lifecycle)
+    state = observe(worker.reset([seed or seeds(1)[0]]))
     steps = []
     while not state.reports[0].terminal:
-        after = observe(worker.step([choose(state, layout)]), layout, spec.lifecycle)
+        after = observe(worker.step([choose(state, layout)]))
         steps.append(
             Step(
                 before=state.reports[0],
@@ -138,12 +138,11 @@ def play(spec: SimulationSpec, choose: Chooser, seed: EpisodeSeed | None = None)
 def run_policy(spec: SimulationSpec, policy: PolicyProtocol, starts: Sequence[EpisodeSeed]) -> list[list[Step]]:
     """One episode of every env under a controller; the transitions by env, up to each env's end."""
     worker = SimulatedWorker(spec)
-    layout = spec.layout
-    state = observe(worker.reset(starts), layout, spec.lifecycle)
+    state = observe(worker.reset(starts))
     policy.begin(state)
     episodes: list[list[Step]] = [[] for _ in starts]
     for _ in range(spec.horizon):
-        after = observe(worker.step(policy.act(state)), layout, spec.lifecycle)
+        after = observe(worker.step(policy.act(state)))
         policy.store(state, after)
         for i, outcome in enumerate(after.outcomes):
             if outcome.applied:

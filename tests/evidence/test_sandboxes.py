@@ -12,7 +12,6 @@ from rich.console import Console
 from esper.evidence import sandbox_training
 from esper.evidence.sandbox_training import (
     RulePolicy,
-    context_of,
     episode_seeds,
     evaluate,
     make_learner,
@@ -80,7 +79,7 @@ def test_when_the_cue_is_needed_nothing_that_is_seen_tells_it_any_more() -> None
     """Every env has its own cue; the slots open when eight epochs are done."""
     sandbox = BY_NAME["cue"]
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=0)
-    watcher = Waiting(agent, context_of(sandbox.world), run_seed=0, greedy=True)
+    watcher = Waiting(agent, run_seed=0, greedy=True)
     play_episodes(sandbox.world, watcher, sandbox.reward, unseen_seeds(run_seed=0))
     assert len({tuple(row) for row in watcher.seen[0][0]}) == 3, "the cue is seen at the start"
     for obs, slots in watcher.seen[8:]:

@@ -16,11 +16,11 @@ class OneHost:
     def __init__(self) -> None:
         self.task = override(get_task_spec("digits_blind"), horizon=HORIZON, harm_tolerance=1e6, min_live_fraction=0.0)
         self.engine = build_worker(make_worker_spec(self.task, load_task_data(self.task)), lambda *_: None)
-        self.layout = self.engine.layout
+        self.layout = self.engine.contexts[self.task.name].layout
         self.state = self._see(self.engine.reset([EpisodeSeed(env_id=0, episode=0, run_seed=1)]))
 
     def _see(self, result):
-        return observe(result, self.layout, self.task.lifecycle)
+        return observe(result)
 
     @property
     def env(self):

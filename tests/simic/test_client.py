@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.evidence.sandbox_training import SandboxPricing, context_of, make_learner, play_episodes
+from esper.evidence.sandbox_training import SandboxPricing, make_learner, play_episodes
 from esper.evidence.sandboxes import Reward
 from esper.leyline import OPS, ActionOutcome, EpisodeSeed, EpochReport, ModelFileError, NumericFailure
 from esper.simic.agent.ppo import PPOAgent
@@ -56,7 +56,7 @@ def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(chan
     agent = PPOAgent(replace(SHAPE, **change), SMALL, run_seed=0)
     saved = PPOAgent.load(agent.to_files())
     with pytest.raises(ModelFileError, match=f"{words}.*[Uu]se it with the release that made it, or train a new one"):
-        FrozenPolicy(saved, context_of(SPEC), run_seed=0, greedy=True)
+        FrozenPolicy(saved, run_seed=0, greedy=True)
     with pytest.raises(ModelFileError, match=words):
         make_learner(SPEC, saved, growth, run_seed=0)
 

@@ -86,7 +86,7 @@ def test_every_controller_but_one_acts(name: str) -> None:
 def test_a_restored_controller_goes_on_as_before(name: str, epoch: int) -> None:
     spec = lively()
     worker, controller = SimulatedWorker(spec), build(name, spec)
-    state = observe(worker.reset(seeds(2)), spec.layout, spec.lifecycle)
+    state = observe(worker.reset(seeds(2)))
     controller.begin(state)
     twin = None
     for t in range(spec.horizon):
@@ -96,7 +96,7 @@ def test_a_restored_controller_goes_on_as_before(name: str, epoch: int) -> None:
         specs = controller.act(state)
         if twin is not None:
             assert twin.act(state) == specs
-        after = observe(worker.step(specs), spec.layout, spec.lifecycle)
+        after = observe(worker.step(specs))
         for each in (controller, twin):
             if each is not None:
                 each.store(state, after)
@@ -118,11 +118,11 @@ def test_a_second_round_starts_afresh(name: str) -> None:
 def test_an_episode_that_is_over_teaches_nothing(name: str) -> None:
     spec = lively(rollback_epoch=20)
     worker, controller = SimulatedWorker(spec), build(name, spec)
-    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    state = observe(worker.reset(seeds(1)))
     controller.begin(state)
     memories = []
     for _ in range(spec.horizon):
-        after = observe(worker.step(controller.act(state)), spec.layout, spec.lifecycle)
+        after = observe(worker.step(controller.act(state)))
         controller.store(state, after)
         memories.append(controller.state_dict())
         state = after
@@ -173,6 +173,6 @@ def test_a_blueprint_that_fits_nowhere_is_refused() -> None:
 def test_wait_only_waits() -> None:
     spec = world()
     worker = SimulatedWorker(spec)
-    state = observe(worker.reset(seeds(3)), spec.layout, spec.lifecycle)
+    state = observe(worker.reset(seeds(3)))
     specs: tuple[ActionSpec, ...] = build("wait_only", spec).act(state)
     assert specs == tuple(wait(env_id) for env_id in range(3))

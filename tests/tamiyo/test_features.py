@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import EpochReport, GovernorState, LifecycleOp, SeedStage
+from esper.leyline import EpochReport, FeatureContext, GovernorState, LifecycleOp, SeedStage
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
@@ -18,7 +18,6 @@ from esper.tamiyo.features import (
     SLOT_COLUMNS,
     Column,
     EnvView,
-    FeatureContext,
     card_rows,
     global_row,
     offer_rows,
@@ -31,13 +30,7 @@ from tests.fakes import Step, act_on, germinate, play, random_chooser, script_ch
 
 
 def context(spec: SimulationSpec) -> FeatureContext:
-    return FeatureContext(
-        layout=spec.layout,
-        lifecycle=spec.lifecycle,
-        num_classes=spec.num_classes,
-        train_rows=640,
-        steps_per_epoch=10,
-    )
+    return replace(spec.context, train_rows=640, steps_per_epoch=10)
 
 
 def view(spec: SimulationSpec, step: Step) -> EnvView:

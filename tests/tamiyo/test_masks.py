@@ -146,12 +146,12 @@ def test_a_worker_takes_exactly_what_the_masks_allow(seed: int) -> None:
     rng = random.Random(seed)
     choose = random_chooser(rng)
     worker = SimulatedWorker(SPEC)
-    state = observe(worker.reset(seeds(1)), LAYOUT, SPEC.lifecycle)
+    state = observe(worker.reset(seeds(1)))
     while not state.reports[0].terminal:
         probe = rng.choice(EVERY_SPEC)
         allowed = probe in legal_specs(state.post_action_masks[0], LAYOUT)
         assert accepts(worker, probe) == allowed
-        state = observe(worker.step([choose(state, LAYOUT)]), LAYOUT, SPEC.lifecycle)
+        state = observe(worker.step([choose(state, LAYOUT)]))
 
 
 EVERY_SPEC = [act_on(op, slot) for op in OPS[2:] for slot in LAYOUT.slot_ids] + [

@@ -18,7 +18,7 @@ def test_everything_is_in_env_order_and_masks_follow_the_reports() -> None:
     worker.reset(seeds(3))
     result = worker.step([wait(2), germinate("r0c1", "good", env_id=1), wait(0)])
     shuffled = replace(result, reports=dict(reversed(result.reports.items())))
-    state = observe(shuffled, spec.layout, spec.lifecycle)
+    state = observe(shuffled)
     assert [report.env_id for report in state.reports] == [0, 1, 2]
     assert [outcome.env_id for outcome in state.outcomes] == [0, 1, 2]
     for i, report in enumerate(state.reports):
@@ -30,7 +30,7 @@ def test_everything_is_in_env_order_and_masks_follow_the_reports() -> None:
 
 def test_at_reset_there_are_no_outcomes() -> None:
     spec = world()
-    assert observe(SimulatedWorker(spec).reset(seeds(2)), spec.layout, spec.lifecycle).outcomes == ()
+    assert observe(SimulatedWorker(spec).reset(seeds(2))).outcomes == ()
 
 
 def test_a_missing_outcome_is_a_defect() -> None:
@@ -39,4 +39,4 @@ def test_a_missing_outcome_is_a_defect() -> None:
     worker.reset(seeds(2))
     result = worker.step([wait(0), wait(1)])
     with pytest.raises(KeyError):
-        observe(replace(result, outcomes={0: result.outcomes[0]}), spec.layout, spec.lifecycle)
+        observe(replace(result, outcomes={0: result.outcomes[0]}))

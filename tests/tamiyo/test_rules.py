@@ -105,11 +105,11 @@ def test_the_last_word_on_a_seed_that_may_be_kept_is_what_it_brought(
     spec = only(blueprint)
     controller = make_controller(name, Setting(layout=spec.layout, lifecycle=spec.lifecycle, run_seed=0))
     worker = SimulatedWorker(spec)
-    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    state = observe(worker.reset(seeds(1)))
     controller.begin(state)
     plan = {33: germinate("r0c0", blueprint.name), 34: act_on(LifecycleOp.ADVANCE, "r0c0")}
     for epoch in range(39):
-        after = observe(worker.step([plan.get(epoch, wait(0))]), spec.layout, spec.lifecycle)
+        after = observe(worker.step([plan.get(epoch, wait(0))]))
         controller.store(state, after)
         state = after
     assert state.reports[0].slots[0].stage is SeedStage.HOLDING
@@ -129,7 +129,7 @@ def test_nobody_blends_what_cannot_be_kept_in_time(name: str) -> None:
     spec = only(GOOD)
     setting = Setting(layout=spec.layout, lifecycle=spec.lifecycle, run_seed=0)
     worker = SimulatedWorker(spec)
-    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    state = observe(worker.reset(seeds(1)))
     late = {34: LifecycleOp.ADVANCE, 35: LifecycleOp.WAIT}
     for epoch in range(36):
         if epoch in late:
@@ -138,7 +138,7 @@ def test_nobody_blends_what_cannot_be_kept_in_time(name: str) -> None:
             assert state.post_action_masks[0].op[LifecycleOp.ADVANCE]
             assert controller.act(state)[0].op is late[epoch]
         spec_taken = germinate("r0c0", "good", "linear") if epoch == 20 else wait(0)
-        state = observe(worker.step([spec_taken]), spec.layout, spec.lifecycle)
+        state = observe(worker.step([spec_taken]))
 
 
 @pytest.mark.parametrize(
@@ -260,9 +260,9 @@ def test_one_hopeful_forecast_starts_an_audition_anew() -> None:
     spec = only(GOOD)
     controller = make_controller("heuristic", Setting(layout=spec.layout, lifecycle=spec.lifecycle, run_seed=0))
     worker = SimulatedWorker(spec)
-    state = observe(worker.reset(seeds(1)), spec.layout, spec.lifecycle)
+    state = observe(worker.reset(seeds(1)))
     controller.begin(state)
-    state = observe(worker.step([germinate("r0c0", "good")]), spec.layout, spec.lifecycle)
+    state = observe(worker.step([germinate("r0c0", "good")]))
     taken = []
     for forecast in (-1.0, -1.0, 1.0, -1.0, -1.0, -1.0):
         shown = with_forecast(state, spec, forecast)

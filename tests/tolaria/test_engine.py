@@ -23,7 +23,7 @@ from esper.simic.training.rollout import episode_seeds
 from esper.tamiyo.simulation import SimulatedWorker
 from esper.tolaria import engine as engine_module
 from esper.tolaria.batches import Batch, SharedBatchIterator
-from esper.tolaria.engine import Batches, EnvOps, VectorizedEngine, not_applied
+from esper.tolaria.engine import Batches, EnvOps, TaskRows, VectorizedEngine, not_applied
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.runtime import Placement
 from esper.tolaria.torch_executor import TorchExecutor
@@ -36,8 +36,11 @@ WORLD = world()
 class DoubleEnv:
     """Writes down what is done to it. Panics in the epoch it is told to."""
 
-    def __init__(self, seed: EpisodeSeed, placement: Placement, log: list[str], panics: set[tuple[int, int]]) -> None:
-        self.env_id, self.episode, self.run_seed = seed.env_id, seed.episode, seed.run_seed
+    def __init__(
+        self, seed: EpisodeSeed, rows: TaskRows, placement: Placement, log: list[str], panics: set[tuple[int, int]]
+    ) -> None:
+        self.seed, self.env_id, self.episode = seed, seed.env_id, seed.episode
+        self.context, self.rows = WORLD.context, rows
         self.epoch: int | None = None
         self.terminal = False
         self.gradient_detail = False
@@ -90,7 +93,7 @@ def double(
     log: list[str], panics: set[tuple[int, int]] | None = None, devices: Sequence[torch.device] = (torch.device("cpu"),)
 ) -> VectorizedEngine[DoubleEnv]:
     def create(seed: EpisodeSeed, placement: Placement) -> DoubleEnv:
-        return DoubleEnv(seed, placement, log, panics or set())
+        return DoubleEnv(seed, rows, placement, log, panics or set())
 
     def apply(env: DoubleEnv, spec: ActionSpec, wanted: frozenset[object]) -> ActionOutcome:
         env.note("apply")
@@ -108,7 +111,8 @@ def double(
         env.terminal = env.terminal or (verdict is not None and verdict.state is GovernorState.PANIC)
         return replace(REPORT, env_id=env.env_id, epoch=env.epoch, terminal=env.terminal)
 
-    rows = SharedBatchIterator(torch.arange(8.0)[:, None], torch.arange(8), batch_size=4, run_seed=0)
+    eight = SharedBatchIterator(torch.arange(8.0)[:, None], torch.arange(8), batch_size=4, run_seed=0)
+    rows = TaskRows(tuple(eight.on(device) for device in devices), tuple(eight.on(device) for device in devices))
     ops = EnvOps(
         create=create,
         apply=apply,
@@ -116,7 +120,7 @@ def double(
         report=report,
         seed_of=lambda packed: EpisodeSeed(env_id=packed.env_id, episode=5, run_seed=9),
     )
-    return VectorizedEngine(ops, rows, rows, layout=WORLD.layout, lifecycle=WORLD.lifecycle, devices=devices)
+    return VectorizedEngine(ops, {WORLD.name: WORLD.context}, devices=devices)
 
 
 def waits(*env_ids: int) -> list[ActionSpec]:
@@ -258,7 +262,7 @@ def test_restored_envs_keep_their_episode_and_continue() -> None:
     packed = worker.snapshot()
     other = double([])
     other.restore({1: packed[1]})
-    assert (other.envs[1].episode, other.envs[1].run_seed, other.envs[1].epoch) == (5, 9, 0)
+    assert (other.envs[1].episode, other.envs[1].seed.run_seed, other.envs[1].epoch) == (5, 9, 0)
     other.step(waits(1))
     assert other.envs[1].epoch == 1
 

@@ -38,13 +38,11 @@ from esper.leyline import (
 from esper.leyline.files import scratch_folder
 from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, override
-from esper.simic.client import feature_context
 from esper.simic.training.env_factory import make_worker_spec
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.controllers import make_controller
-from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.schedule import ScheduleEntry
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.pool import EnginePool
@@ -167,8 +165,7 @@ class HostRunner(ExitStack):
             raise ValueError(f"--workers must be at least 1, got {workers}")
         super().__init__()
         self._task = task
-        self._train_rows = len(data.train)
-        rows = min(self._train_rows, task.samples_per_epoch or self._train_rows)
+        rows = min(len(data.train), task.samples_per_epoch or len(data.train))
         self._rows_per_epoch = rows - rows % task.batch_size  # a short last batch is left out
         with ExitStack() as stack:
             scratch = stack.enter_context(scratch_folder())
@@ -182,12 +179,7 @@ class HostRunner(ExitStack):
     @property
     def layout(self) -> HostLayout:
         """The hosts' slots and blueprints."""
-        return self._pool.layout
-
-    @property
-    def features(self) -> FeatureContext:
-        """The scale of what a learned policy sees of the hosts."""
-        return feature_context(self._task, self.layout, self._train_rows)
+        return self._pool.context.layout
 
     def setting(self, run_seed: int) -> Setting:
         """What a fixed controller knows of the hosts."""
@@ -292,6 +284,7 @@ def _by_env(state: ActionExecutionResult) -> dict[int, ActionExecutionResult]:
         report.env_id: ActionExecutionResult(
             outcomes=state.outcomes[position : position + 1],
             reports=(report,),
+            contexts=state.contexts[position : position + 1],
             post_action_masks=state.post_action_masks[position : position + 1],
             truncated_bootstrap_targets={
                 env_id: target

@@ -145,7 +145,7 @@ class Arena(ExitStack):
     def _controller(self, runner: HostRunner, job: Job, run_seed: int) -> PolicyProtocol:
         if job.arm.learned:
             agent = self._evaluation.policies[job.policy_id].agent
-            return FrozenPolicy(agent, runner.features, run_seed=run_seed, greedy=job.arm.name == GREEDY)
+            return FrozenPolicy(agent, run_seed=run_seed, greedy=job.arm.name == GREEDY)
         if job.arm.needs_sampled and job.policy_id:
             rates = realised_rates(self._evaluation.store, job.policy_id)
             return make_controller("rate_matched", runner.setting(run_seed), rates=rates)

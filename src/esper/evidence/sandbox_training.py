@@ -27,7 +27,6 @@ from esper.simic.training.rollout import StepObserver, episode_seeds, run_episod
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.simulated import build_simulated_worker
 from esper.tamiyo.controller import Setting
-from esper.tamiyo.features import FeatureContext
 from esper.tamiyo.random_controllers import RandomController
 from esper.tamiyo.simulation import SimulationSpec
 from esper.tolaria.pool import EnginePool
@@ -105,24 +104,12 @@ class RulePolicy:
         """Nothing to remember."""
 
 
-def context_of(world: SimulationSpec) -> FeatureContext:
-    """The layout and scale of a world, for an agent's features."""
-    return FeatureContext(
-        layout=world.layout,
-        lifecycle=world.lifecycle,
-        num_classes=world.num_classes,
-        train_rows=None,
-        steps_per_epoch=None,
-    )
-
-
 def make_learner(
     world: SimulationSpec, agent: PPOAgent, reward: Reward, *, run_seed: int, scale: RewardNormalizer | None = None
 ) -> SimicClient:
     """A client that trains the agent in a world, with the reward scale of earlier training if there was any."""
     return SimicClient(
         agent,
-        context_of(world),
         EpisodeRewards(SandboxPricing(reward)),
         RewardNormalizer() if scale is None else scale,
         horizon=world.horizon,
@@ -190,7 +177,7 @@ def _learn(
 def evaluate(sandbox: Sandbox, learner: SimicClient) -> Played:
     """Plays greedily, and once more as in training to compare values with returns."""
     seeds = unseen_seeds(learner.run_seed)
-    greedy = FrozenPolicy(learner.agent, context_of(sandbox.world), run_seed=learner.run_seed, greedy=True)
+    greedy = FrozenPolicy(learner.agent, run_seed=learner.run_seed, greedy=True)
     episodes = play_episodes(sandbox.world, greedy, sandbox.reward, seeds)
     play_episodes(sandbox.world, learner, sandbox.reward, seeds[:NUM_ENVS])
     return Played(episodes=episodes, value_error=_value_error(learner))

@@ -14,7 +14,7 @@ from typing import Any
 
 from esper.kasmina import HostSpec, MorphogeneticModel, build_host
 from esper.kasmina.layers import generator_for
-from esper.leyline import Cause, EpisodeSeed, SeedStage, derive_seed, record
+from esper.leyline import Cause, EpisodeSeed, SeedStage, record
 from esper.runtime.datasets import get_source
 from esper.runtime.tasks import TaskSpec, count_host_params
 from esper.simic.training.env_factory import WorkerSpec, build_worker, create_env_state
@@ -73,21 +73,18 @@ def _recipe(recipe: EnvRecipe, host: HostSpec) -> EnvRecipe:
     # The budget binds what grows; a wide host may exceed it by part of one width step.
     lifecycle = replace(recipe.task.lifecycle, param_budget=None)
     task = replace(recipe.task, host=host, lifecycle=lifecycle)
-    layout = recipe.layout
+    layout = recipe.context.layout
     if host != recipe.task.host:
         outline = build_host(host, generator_for(0))
         layout = MorphogeneticModel(
             outline, recipe.sample, lifecycle, slots=task.slots, blueprints=task.blueprints
         ).layout
-    return replace(recipe, task=task, layout=layout)
+    return replace(recipe, task=task, context=replace(recipe.context, layout=layout, lifecycle=lifecycle))
 
 
 def _plant_for_good(model: MorphogeneticModel, kept: KeptSeed, seed: EpisodeSeed) -> None:
     """A seed as part of the network, fully blended in: new weights, no training behind the host."""
-    purpose = f"static:{kept.slot}"
-    model.germinate(
-        kept.slot, kept.blueprint, kept.blend, derive_seed(seed.run_seed, seed.env_id, seed.episode, None, purpose)
-    )
+    model.germinate(kept.slot, kept.blueprint, kept.blend, seed.derive(None, f"static:{kept.slot}"))
     slot = model.slot(kept.slot)
     for stage in (SeedStage.TRAINING, SeedStage.BLENDING):
         slot.transition(stage, Cause.AUTO)

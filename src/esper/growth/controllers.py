@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.growth.scale import MetricScale
 from esper.leyline import HostLayout, LifecycleConfig, PolicyProtocol, record
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
@@ -34,7 +33,6 @@ def choose_controller(
     wanted: Controller,
     layout: HostLayout,
     lifecycle: LifecycleConfig,
-    scale: MetricScale,
     *,
     epochs: int,
     seed: int,
@@ -46,7 +44,6 @@ def choose_controller(
         wanted: See `Controller`.
         layout: The network's slots and blueprints.
         lifecycle: Limits of growth.
-        scale: What the metric means.
         epochs: Of the run.
         seed: Of the run.
         params: Parameters of a rule.
@@ -67,7 +64,7 @@ def choose_controller(
     if params:
         raise ValueError(f"parameters ({', '.join(params)}) are for rules; {wanted} takes none")
     if isinstance(wanted, str | Path):
-        return _policy(Path(wanted), setting, scale, epochs)
+        return _policy(Path(wanted), setting, epochs)
     if not all(callable(getattr(wanted, verb, None)) for verb in ("begin", "act", "store")):
         raise ValueError(f"a controller needs begin, act and store, got a {type(wanted).__name__}")
     return Chosen(policy=wanted, name=type(wanted).__name__, needs_every_coalition=True)
@@ -81,7 +78,7 @@ def _rule(name: str, setting: Setting, epochs: int, params: Mapping[str, Any]) -
     return Chosen(policy=make_controller(name, setting, **params), name=name, needs_every_coalition=False)
 
 
-def _policy(path: Path, setting: Setting, scale: MetricScale, epochs: int) -> Chosen:
+def _policy(path: Path, setting: Setting, epochs: int) -> Chosen:
     if not path.exists():
         rules = ", ".join(name for name in CONTROLLERS if runs_by_name(name))
         raise ValueError(f"unknown controller {str(path)!r}: expected {rules}, or the folder of a trained run")
@@ -90,7 +87,6 @@ def _policy(path: Path, setting: Setting, scale: MetricScale, epochs: int) -> Ch
     from esper.runtime.tasks import get_task_spec
     from esper.simic.client import FrozenPolicy
     from esper.simic.run.run_state import load_policy
-    from esper.tamiyo.features import FeatureContext
 
     loaded = load_policy(path)
     learned_on = build_host(get_task_spec(loaded.config.task).host, generator_for(0)).topology
@@ -101,12 +97,5 @@ def _policy(path: Path, setting: Setting, scale: MetricScale, epochs: int) -> Ch
             stacklevel=2,
         )
         return _rule(DEFAULT_RULE, setting, epochs, {})
-    context = FeatureContext(
-        layout=setting.layout,
-        lifecycle=setting.lifecycle,
-        num_classes=scale.classes,
-        train_rows=None,
-        steps_per_epoch=None,
-    )
-    policy = FrozenPolicy(loaded.agent, context, run_seed=setting.run_seed, greedy=True)
+    policy = FrozenPolicy(loaded.agent, run_seed=setting.run_seed, greedy=True)
     return Chosen(policy=policy, name=str(path), needs_every_coalition=True)

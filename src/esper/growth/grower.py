@@ -38,6 +38,7 @@ from esper.leyline import (
     ActionSpec,
     Cause,
     EpochReport,
+    FeatureContext,
     GovernorState,
     LifecycleConfig,
     ModelFileError,
@@ -149,7 +150,6 @@ class Grower:
                 controller,
                 self.network.layout,
                 lifecycle,
-                self.scale,
                 epochs=epochs,
                 seed=seed,
                 params=controller_params or {},
@@ -397,10 +397,22 @@ class Grower:
         )
 
     def _observe(self, report: EpochReport, outcome: ActionOutcome | None) -> ActionExecutionResult:
-        step = StepResult(
-            protocol_version=PROTOCOL_VERSION, outcomes={} if outcome is None else {0: outcome}, reports={0: report}
+        context = FeatureContext(
+            task="",
+            layout=self.network.layout,
+            lifecycle=self.network.lifecycle,
+            num_classes=self.scale.classes,
+            train_rows=None,
+            steps_per_epoch=None,
         )
-        return observe(step, self.network.layout, self.network.lifecycle)
+        return observe(
+            StepResult(
+                protocol_version=PROTOCOL_VERSION,
+                outcomes={} if outcome is None else {0: outcome},
+                reports={0: report},
+                contexts={0: context},
+            )
+        )
 
     def _entry(
         self, report: EpochReport, measured: Measured, train_loss: float | None, train_s: float, validate_s: float

@@ -16,20 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from esper.evidence.sandbox_training import SandboxPricing, context_of
+from esper.evidence.sandbox_training import SandboxPricing
 from esper.evidence.sandboxes import SANDBOXES
 from esper.gym.choices import joint_choices, legal_choices
 from esper.leyline import ActionMasks, ActionOutcome, ActionSpec, EpisodeSeed, EpochReport, wait
 from esper.leyline.files import scratch_folder
 from esper.runtime.tasks import get_task_spec, load_task_data, override
-from esper.simic.client import feature_context
 from esper.simic.rewards import RewardWeights, default_gamma
 from esper.simic.training.action_execution import execute_actions, observe_reset
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import ModePricing, Pricing, StepReward
 from esper.simic.training.simulated import build_simulated_worker
-from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS, EnvView, FeatureContext, global_row, slot_rows
+from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS, EnvView, global_row, slot_rows
 from esper.tolaria.pool import EnginePool
 
 
@@ -55,21 +54,18 @@ class Game:
     Args:
         resources: Holds the pool and whatever else has to be closed.
         pool: Where the hosts live.
-        context: What gives observations their scale.
         pricing: What a transition is worth.
         gamma: The discount that its terms were made for.
     """
 
-    def __init__(
-        self, resources: ExitStack, pool: EnginePool, context: FeatureContext, *, pricing: Pricing, gamma: float
-    ) -> None:
+    def __init__(self, resources: ExitStack, pool: EnginePool, *, pricing: Pricing, gamma: float) -> None:
         self._pool, self._pricing = pool, pricing
         self.close = weakref.finalize(self, resources.close)
         """Ends the workers; done by itself when the process ends, or nobody has the game any more."""
         self.gamma = gamma
-        self.context = context
-        self.choices = joint_choices([pool.layout])
-        self.columns = _columns(pool.layout.slot_ids)
+        self.context = pool.context
+        self.choices = joint_choices([pool.context.layout])
+        self.columns = _columns(pool.context.layout.slot_ids)
         """Names of the observation's numbers."""
         self._turns: dict[int, Turn] = {}
 
@@ -185,8 +181,7 @@ def open_task(
         scale = load_or_calibrate(pool, task, data, calibration_runs, None) if calibration_runs else None
         gamma = default_gamma(task.horizon)
         pricing = ModePricing(mode=reward_mode, config=reward_config(task, gamma, RewardWeights(), scale))
-        context = feature_context(task, pool.layout, len(data.train))
-        return Game(opening.pop_all(), pool, context, pricing=pricing, gamma=gamma)
+        return Game(opening.pop_all(), pool, pricing=pricing, gamma=gamma)
 
 
 def open_world(name: str) -> Game:
@@ -202,4 +197,4 @@ def open_world(name: str) -> Game:
     with ExitStack() as opening:
         pool = opening.enter_context(EnginePool(build_simulated_worker, sandbox.world))
         pricing = SandboxPricing(sandbox.reward)
-        return Game(opening.pop_all(), pool, context_of(sandbox.world), pricing=pricing, gamma=sandbox.config.gamma)
+        return Game(opening.pop_all(), pool, pricing=pricing, gamma=sandbox.config.gamma)

@@ -30,7 +30,7 @@ from esper.leyline.protocols import EventSink, PolicyProtocol, RewardProtocol, W
 from esper.leyline.record import record
 from esper.leyline.records import (
     PROTOCOL_VERSION, Action, ActionExecutionResult, ActionMasks, ActionOutcome, ActionSpec, CoalitionTable,
-    EnvSnapshot, EpisodeSeed, EpochReport, GovernorState, GradientEvidence, RollbackReason, StepResult,
+    EnvSnapshot, EpisodeSeed, EpochReport, FeatureContext, GovernorState, GradientEvidence, RollbackReason, StepResult,
     TrainingSignals, wait
 )
 from esper.leyline.rng import derive_seed

@@ -12,6 +12,7 @@ from esper.leyline.records import (
     EnvSnapshot,
     EpisodeSeed,
     EpochReport,
+    FeatureContext,
     StepResult,
 )
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
@@ -45,8 +46,12 @@ class Worker(Protocol):
 
     protocol_version: int
 
+    @property
+    def contexts(self) -> Mapping[str, FeatureContext]:
+        """The tasks that it was made for, by name. A seed may name another that it can find by itself."""
+
     def reset(self, seeds: Sequence[EpisodeSeed]) -> StepResult:
-        """Builds fresh hosts, validates them untrained and reports."""
+        """Builds fresh hosts of the tasks that the seeds name, validates them untrained and reports."""
 
     def step(
         self,
@@ -63,8 +68,11 @@ class Worker(Protocol):
     def snapshot(self) -> Mapping[int, EnvSnapshot]:
         """Whole envs by env id."""
 
-    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
-        """Continues from snapshots; the next step gives the bits the original would have given."""
+    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> Mapping[int, FeatureContext]:
+        """Continues from snapshots and says what they are of.
+
+        The next step gives the bits the original would have given.
+        """
 
 
 class EventSink(Protocol):

@@ -6,26 +6,66 @@ nats; `params` counts. `epoch` is 0-based inside an episode and None at reset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 
 from esper.leyline.actions import LifecycleOp, heads_used_by
 from esper.leyline.env_payloads import EpochScores, SlotTally
+from esper.leyline.gates import LifecycleConfig
 from esper.leyline.policy_payloads import LayerGradientStats
 from esper.leyline.record import record
-from esper.leyline.slots import SlotReport
+from esper.leyline.rng import derive_seed
+from esper.leyline.slots import HostLayout, SlotReport
 from esper.leyline.telemetry import TelemetryEvent
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @record
 class EpisodeSeed:
-    """Which episode an env is to start. Everything random in it follows from these three numbers."""
+    """Which episode an env is to start. Everything random in it follows from these numbers."""
 
     env_id: int
     episode: int
     run_seed: int
+    task: str | None = None
+    """Whose host it trains; None where the workers know one task only."""
+    group: int | None = None
+    """Envs of one group draw alike: the same initial weights, and the same weights for a seed planted at the same
+    epoch in the same slot. With one task and the batches that all envs share, only decisions make a difference between
+    them. None: an env draws for itself."""
+
+    def derive(self, epoch: int | None, purpose: str) -> int:
+        """The key of one draw of this env, or of all envs of its group."""
+        if self.group is None:
+            return derive_seed(self.run_seed, self.env_id, self.episode, epoch, purpose)
+        return derive_seed(self.run_seed, self.group, self.episode, epoch, f"group:{purpose}")
+
+    def task_among(self, known: Collection[str]) -> str:
+        """The task it names, or else the only one that is known.
+
+        Raises:
+            ValueError: It names none, and there are several.
+        """
+        if self.task is not None:
+            return self.task
+        if len(known) != 1:
+            raise ValueError(f"the seed of env {self.env_id} must name a task of {', '.join(known)}")
+        return next(iter(known))
+
+
+@record
+class FeatureContext:
+    """What stays the same over an env's episode: its host as controllers see it, and what gives numbers their scale."""
+
+    task: str
+    layout: HostLayout
+    lifecycle: LifecycleConfig
+    num_classes: int
+    """Classes or vocabulary entries: fixes the accuracy and loss of a uniform guess."""
+    train_rows: int | None
+    """Rows that an epoch of training sees; None where nobody knows."""
+    steps_per_epoch: int | None
 
 
 @record
@@ -176,6 +216,8 @@ class StepResult:
     protocol_version: int
     outcomes: Mapping[int, ActionOutcome]
     reports: Mapping[int, EpochReport]
+    contexts: Mapping[int, FeatureContext]
+    """The same from reset to the end of the episode; a transport may leave them out of steps, the pool knows them."""
 
 
 @record
@@ -194,6 +236,7 @@ class ActionExecutionResult:
 
     outcomes: tuple[ActionOutcome, ...]
     reports: tuple[EpochReport, ...]
+    contexts: tuple[FeatureContext, ...]
     post_action_masks: tuple[ActionMasks, ...]
     truncated_bootstrap_targets: Mapping[int, float | None]
     """env id -> V(s') for envs whose episode was cut off by a lost worker; empty otherwise. The loop knows no critic

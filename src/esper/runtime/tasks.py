@@ -7,8 +7,10 @@ A task is one frozen row of plain values, no factories. To add one, append a row
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +381,23 @@ def load_task_data(spec: TaskSpec, data_dir: str | Path | None = None) -> Datase
         ValueError: Task and data do not fit together.
     """
     check_task(spec)
-    dataset = load_dataset(spec.data, context=spec.context, data_dir=data_dir, variant=spec.variant)
+    return task_rows(spec, load_dataset(spec.data, context=spec.context, data_dir=data_dir, variant=spec.variant))
+
+
+def load_tasks_data(specs: Sequence[TaskSpec], data_dir: str | Path | None = None) -> list[Dataset]:
+    """Loads the data of several tasks. Each source is read once, and tasks that use it hold the same tensors."""
+    read = cache(partial(load_dataset, data_dir=data_dir))
+    for spec in specs:
+        check_task(spec)
+    return [task_rows(spec, read(spec.data, context=spec.context, variant=spec.variant)) for spec in specs]
+
+
+def task_rows(spec: TaskSpec, dataset: Dataset) -> Dataset:
+    """What a task makes of its source: the val split cut down to `val_samples`.
+
+    Raises:
+        ValueError: They do not fit together.
+    """
     if dataset.num_classes != spec.num_classes:
         raise ValueError(f"{spec.name} has {spec.num_classes} classes, {spec.data} has {dataset.num_classes}")
     if spec.batch_size > len(dataset.train):

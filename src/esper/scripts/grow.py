@@ -199,7 +199,7 @@ def _deciding(runner: HostRunner, controller: str, blueprint: str | None, seed: 
         from esper.simic.client import FrozenPolicy
         from esper.simic.run.run_state import load_policy
 
-        return FrozenPolicy(load_policy(controller).agent, runner.features, run_seed=seed, greedy=True)
+        return FrozenPolicy(load_policy(controller).agent, run_seed=seed, greedy=True)
     params: dict[str, Any] = {"blueprint": blueprint} if controller == "schedule" else {}
     return runner.controller(controller, **params)
 

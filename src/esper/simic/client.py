@@ -27,11 +27,10 @@ from esper.leyline import (
     PolicyProtocol,
     derive_seed,
 )
-from esper.runtime.tasks import TaskSpec
 from esper.simic.agent.advantages import Rollout
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import Observation, TamiyoInputs, make_cards, one_step
+from esper.simic.agent.tamiyo_inputs import Cards, EnvGroup, RolloutInputs, make_cards, step_of
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import RewardNormalizer
@@ -43,7 +42,6 @@ from esper.tamiyo.features import (
     GLOBAL_COLUMNS,
     OFFER_COLUMNS,
     SLOT_COLUMNS,
-    FeatureContext,
     card_rows,
 )
 
@@ -58,18 +56,6 @@ def network_shape(blueprints: Sequence[str]) -> NetworkShape:
         card_columns=tuple(column.name for column in CARD_COLUMNS),
         offer_columns=tuple(column.name for column in OFFER_COLUMNS),
         blueprints=tuple(blueprints),
-    )
-
-
-def feature_context(task: TaskSpec, layout: HostLayout, train_rows: int) -> FeatureContext:
-    """The scale of what a policy sees of a task whose data has so many training rows."""
-    rows = train_rows if task.samples_per_epoch is None else min(train_rows, task.samples_per_epoch)
-    return FeatureContext(
-        layout=layout,
-        lifecycle=task.lifecycle,
-        num_classes=task.num_classes,
-        train_rows=rows,
-        steps_per_epoch=max(1, rows // task.batch_size),
     )
 
 
@@ -106,8 +92,8 @@ class StepFacts:
     """None for an env whose episode was over before, or whose worker was lost."""
     scaled: tuple[float | None, ...]
     """Rewards as the agent learns from them; None where there is nothing to learn, or the scale is not known yet."""
-    observation: Observation | None
-    """What the agent saw when it chose; None for a fixed controller."""
+    groups: tuple[EnvGroup, ...]
+    """What the agent saw when it chose, layout by layout; empty for a fixed controller."""
     decision: PolicyOutput | None
     """What it sampled, with log-probs and values."""
 
@@ -118,37 +104,44 @@ class FrozenPolicy:
     Samples are drawn per env from a generator keyed by run seed, env, episode and step, so a choice does not depend
     on which envs play beside it.
 
-    Greedy, it takes the most likely choice and draws nothing. The hosts of `context` may have other slots than those
-    the agent was trained with.
+    Greedy, it takes the most likely choice and draws nothing. Hosts may have other slots than those the agent was
+    trained with, and differ from each other: those of one layout are decided on together.
 
     Raises:
         ModelFileError: The agent was built for other features than this release has.
     """
 
-    def __init__(self, agent: PPOAgent, context: FeatureContext, *, run_seed: int, greedy: bool) -> None:
+    def __init__(self, agent: PPOAgent, *, run_seed: int, greedy: bool) -> None:
         check_columns(agent.shape)
         self.agent = agent
-        self.context = context
         self.run_seed = run_seed
         self.greedy = greedy
-        self._cards = make_cards(card_rows(context.layout), context.layout.blueprints, agent.shape.blueprints)
-        self._observation: Observation
+        self._layouts: list[tuple[tuple[int, ...], Cards]] = []
+        """Positions of the envs of each layout, and its cards."""
+        self._groups: tuple[EnvGroup, ...] = ()
         self._decision: PolicyOutput | None = None
         self._specs: tuple[ActionSpec, ...] = ()
         self._previous: ActionExecutionResult | None = None
 
     def begin(self, state: ActionExecutionResult) -> None:
-        """Forgets the last episodes."""
+        """Forgets the last episodes and looks at the hosts of the new ones."""
         self._decision, self._previous = None, None
+        positions: dict[HostLayout, list[int]] = {}
+        for position, context in enumerate(state.contexts):
+            positions.setdefault(context.layout, []).append(position)
+        self._layouts = [
+            (tuple(envs), make_cards(card_rows(layout), layout.blueprints, self.agent.shape.blueprints))
+            for layout, envs in positions.items()
+        ]
 
     def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
         """Chooses for every env."""
-        self._observation = self._observe(state)
+        self._groups = self._observe(state)
         memory = None if self._decision is None else self._decision.state
-        self._decision = self.agent.act(self._observation, self._cards, memory, self._uniforms(state))
+        self._decision = self.agent.act_in_groups(self._groups, memory, self._uniforms(state))
         self._specs = tuple(
-            parse_sampled_action(report.env_id, action, self.context.layout)
-            for report, action in zip(state.reports, self._decision.actions(), strict=True)
+            parse_sampled_action(report.env_id, action, context.layout)
+            for report, action, context in zip(state.reports, self._decision.actions(), state.contexts, strict=True)
         )
         return self._specs
 
@@ -156,8 +149,15 @@ class FrozenPolicy:
         """Remembers the last state: the next observation shows what changed."""
         self._previous = before
 
-    def _observe(self, state: ActionExecutionResult) -> Observation:
-        return batch_signals_to_features(state, self._previous, self.context)
+    def _observe(self, state: ActionExecutionResult) -> tuple[EnvGroup, ...]:
+        return tuple(
+            EnvGroup(
+                envs_G=torch.tensor(envs),
+                observation=batch_signals_to_features(state, self._previous, envs),
+                cards=cards,
+            )
+            for envs, cards in self._layouts
+        )
 
     def _uniforms(self, state: ActionExecutionResult) -> torch.Tensor | None:
         if self.greedy:
@@ -179,14 +179,13 @@ class SimicClient(FrozenPolicy):
     def __init__(
         self,
         agent: PPOAgent,
-        context: FeatureContext,
         rewards: EpisodeRewards,
         scale: RewardNormalizer,
         *,
         horizon: int,
         run_seed: int,
     ) -> None:
-        super().__init__(agent, context, run_seed=run_seed, greedy=False)
+        super().__init__(agent, run_seed=run_seed, greedy=False)
         self.rewards = rewards
         self.scale = scale
         self._horizon = horizon
@@ -199,12 +198,13 @@ class SimicClient(FrozenPolicy):
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Starts a round."""
+        before = self._layouts
         super().begin(state)
         self.rewards.begin(state)
         self._raw_rewards = [[] for _ in state.reports]
         self._num_clipped_before = self.scale.num_clipped
-        if self.buffer is None or self.buffer.num_envs != len(state.reports):
-            self.buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state), self._cards)
+        if self.buffer is None or not _same_layouts(before, self._layouts):
+            self.buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state))
         self.buffer.clear()
 
     def compute_reward(self, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
@@ -233,15 +233,15 @@ class SimicClient(FrozenPolicy):
             specs=self._specs,
             rewards=_priced(self.rewards, rewards, after.reports),
             scaled=tuple(stored) if known else (None,) * len(stored),
-            observation=self._observation,
+            groups=self._groups,
             decision=self._decision,
         )
 
-    def _step(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> Rollout[TamiyoInputs]:
+    def _step(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> Rollout[RolloutInputs]:
         assert self._decision is not None
         num_envs = len(after.reports)
         return Rollout(
-            inputs=one_step(self._observation, self._cards, None),
+            inputs=step_of(self._groups),
             actions_TNH=self._decision.choice.actions_BH[None],
             log_probs_TNH=self._decision.choice.log_probs_BH[None],
             usable_TNH=self._decision.choice.usable_BH[None],
@@ -281,7 +281,7 @@ class SimicClient(FrozenPolicy):
         """
         if self._decision is None:
             return  # nothing was played, so nothing was learned
-        again = self.agent.act(self._observation, self._cards, None, None)
+        again = self.agent.act_in_groups(self._groups, None, None)
         if not bool(torch.isfinite(again.values_N).all()):
             raise NumericFailure("the critic's values are not finite; lower the learning rate")
 
@@ -294,6 +294,18 @@ class SimicClient(FrozenPolicy):
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
         return self.rewards.episodes()
+
+
+def _same_layouts(
+    before: Sequence[tuple[tuple[int, ...], Cards]], now: Sequence[tuple[tuple[int, ...], Cards]]
+) -> bool:
+    """True if what was stored of the one fits the other."""
+    return len(before) == len(now) and all(
+        envs == others
+        and cards.rows_SPC.equal(other_cards.rows_SPC)
+        and cards.blueprint_ids_P.equal(other_cards.blueprint_ids_P)
+        for (envs, cards), (others, other_cards) in zip(before, now, strict=True)
+    )
 
 
 def _priced(
@@ -334,7 +346,7 @@ class FixedClient:
             specs=self._specs,
             rewards=_priced(self.rewards, rewards, after.reports),
             scaled=(None,) * len(rewards),
-            observation=None,
+            groups=(),
             decision=None,
         )
 

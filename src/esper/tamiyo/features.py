@@ -19,9 +19,9 @@ from esper.leyline import (
     ActionOutcome,
     BlueprintCard,
     EpochReport,
+    FeatureContext,
     GovernorState,
     HostLayout,
-    LifecycleConfig,
     LifecycleOp,
     SeedStage,
     SlotReport,
@@ -42,19 +42,6 @@ _UNMEASURED = (0.0, 0.0)
 """Value and flag of a quantity that is not known."""
 
 View = TypeVar("View")
-
-
-@record
-class FeatureContext:
-    """What stays the same over a run and gives the observation its scale."""
-
-    layout: HostLayout
-    lifecycle: LifecycleConfig
-    num_classes: int
-    """Classes or vocabulary entries: fixes the accuracy and loss of a uniform guess."""
-    train_rows: int | None
-    """Rows that an epoch of training sees; None where nobody knows."""
-    steps_per_epoch: int | None
 
 
 @record

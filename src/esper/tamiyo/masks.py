@@ -101,13 +101,17 @@ def _slots(
     return tuple(op in OPS_BY_STAGE[slot.stage] and gate(slot, config).passed for slot in report.slots)
 
 
-def observe(result: StepResult, layout: HostLayout, config: LifecycleConfig) -> ActionExecutionResult:
+def observe(result: StepResult) -> ActionExecutionResult:
     """Orders a worker's reports by env and adds the masks that follow from them."""
     env_ids = sorted(result.reports)
     reports = tuple(result.reports[env_id] for env_id in env_ids)
+    contexts = tuple(result.contexts[env_id] for env_id in env_ids)
     return ActionExecutionResult(
         outcomes=tuple(result.outcomes[env_id] for env_id in env_ids) if result.outcomes else (),
         reports=reports,
-        post_action_masks=tuple(masks(report, layout, config) for report in reports),
+        contexts=contexts,
+        post_action_masks=tuple(
+            masks(report, context.layout, context.lifecycle) for report, context in zip(reports, contexts, strict=True)
+        ),
         truncated_bootstrap_targets={},
     )

@@ -23,9 +23,8 @@ from esper.leyline import (
     EnvSnapshot,
     EpisodeSeed,
     EpochReport,
+    FeatureContext,
     GovernorState,
-    HostLayout,
-    LifecycleConfig,
     StepResult,
     TelemetryEventType,
 )
@@ -39,19 +38,37 @@ Batches = Iterator[Mapping[torch.device, Batch]]
 """One pass over the rows. A batch is gathered, on every device, when it is drawn."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskRows:
+    """The rows of a task, on every device of a worker. Envs that hold the same object are to see the same batches."""
+
+    train: tuple[SharedBatchIterator, ...]
+    val: tuple[SharedBatchIterator, ...]
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineEnv(ABC):
     """What the engine asks of an env. `epoch` is None until the first step."""
 
-    env_id: int
-    episode: int
-    run_seed: int
+    seed: EpisodeSeed
+    context: FeatureContext
+    rows: TaskRows
     placement: Placement
     governor: TolariaGovernor
     epoch: int | None = None
     terminal: bool = False
     gradient_detail: bool = False
     """Whether the gradients of this step are to be described tensor by tensor."""
+
+    @property
+    def env_id(self) -> int:
+        """Its name among all envs of a round."""
+        return self.seed.env_id
+
+    @property
+    def episode(self) -> int:
+        """Which episode this is."""
+        return self.seed.episode
 
     @abstractmethod
     def begin_training(self) -> None:
@@ -128,10 +145,7 @@ class VectorizedEngine(Generic[EnvT]):
 
     Args:
         ops: What is done to envs.
-        train: Training rows.
-        val: Validation rows.
-        layout: What all its hosts look like to a controller.
-        lifecycle: Limits of growth.
+        contexts: The tasks it is made for.
         devices: Env i sits on device i modulo their number.
         amp: One of AMP_CHOICES.
         beat: Called once per batch.
@@ -142,22 +156,16 @@ class VectorizedEngine(Generic[EnvT]):
     def __init__(
         self,
         ops: EnvOps[EnvT],
-        train: SharedBatchIterator,
-        val: SharedBatchIterator,
+        contexts: Mapping[str, FeatureContext],
         *,
-        layout: HostLayout,
-        lifecycle: LifecycleConfig,
         devices: Sequence[torch.device] = (torch.device("cpu"),),
         amp: str = "off",
         beat: Beat = lambda epoch, batch: None,
     ) -> None:
-        self.layout = layout
-        self.lifecycle = lifecycle
+        self.contexts = contexts
         self.devices = tuple(devices)
         self.envs: dict[int, EnvT] = {}
         self._ops = ops
-        self._train_rows = tuple(train.on(device) for device in self.devices)
-        self._val_rows = tuple(val.on(device) for device in self.devices)
         self._amp = amp
         self._beat = beat
         self._placements: dict[int, Placement] = {}
@@ -204,7 +212,7 @@ class VectorizedEngine(Generic[EnvT]):
         """Whole envs by env id."""
         return {env_id: env.pack() for env_id, env in self.envs.items()}
 
-    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
+    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> Mapping[int, FeatureContext]:
         """Continues packed envs, in place of those that are here."""
         with one_thread():
             envs = {}
@@ -212,6 +220,10 @@ class VectorizedEngine(Generic[EnvT]):
                 envs[env_id] = self._create(self._ops.seed_of(snapshot))
                 envs[env_id].unpack(snapshot)
             self.envs = envs
+            return self._contexts()
+
+    def _contexts(self) -> dict[int, FeatureContext]:
+        return {env_id: env.context for env_id, env in self.envs.items()}
 
     # ---- the phases of a step
 
@@ -228,23 +240,24 @@ class VectorizedEngine(Generic[EnvT]):
         for env in envs:
             with env.placement.running():
                 env.begin_training()
-        groups: dict[tuple[Executor[EnvT], int, int, int], list[EnvT]] = {}
+        groups: dict[tuple[Executor[EnvT], TaskRows, int, int, int], list[EnvT]] = {}
         for env in envs:
             assert env.epoch is not None
-            groups.setdefault((self._executor(env), env.run_seed, env.episode, env.epoch), []).append(env)
-        for (executor, run_seed, episode, epoch), group in groups.items():
-            streams = [rows.keyed(run_seed).epoch(episode, epoch) for rows in self._train_rows]
+            key = (self._executor(env), env.rows, env.seed.run_seed, env.episode, env.epoch)
+            groups.setdefault(key, []).append(env)
+        for (executor, rows, run_seed, episode, epoch), group in groups.items():
+            streams = [here.keyed(run_seed).epoch(episode, epoch) for here in rows.train]
             executor.train(group, self._batches(streams, epoch))
 
     def _validate(self, envs: Sequence[EnvT]) -> None:
         for env in envs:
             with env.placement.running():
                 env.begin_validation()
-        groups: dict[Executor[EnvT], list[EnvT]] = {}
+        groups: dict[tuple[Executor[EnvT], TaskRows], list[EnvT]] = {}
         for env in envs:
-            groups.setdefault(self._executor(env), []).append(env)
-        for executor, group in groups.items():
-            executor.validate(group, self._batches([rows.in_order() for rows in self._val_rows], group[0].epoch))
+            groups.setdefault((self._executor(env), env.rows), []).append(env)
+        for (executor, rows), group in groups.items():
+            executor.validate(group, self._batches([here.in_order() for here in rows.val], group[0].epoch))
 
     def _executor(self, env: EnvT) -> Executor[EnvT]:
         return next(executor for executor in self._ops.executors if executor.supports(env))
@@ -268,7 +281,12 @@ class VectorizedEngine(Generic[EnvT]):
         for env_id, env in self.envs.items():
             if env_id not in reports:
                 reports[env_id] = self._ops.report(env, None, None)
-        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=dict(sorted(reports.items())))
+        return StepResult(
+            protocol_version=PROTOCOL_VERSION,
+            outcomes=outcomes,
+            reports=dict(sorted(reports.items())),
+            contexts=self._contexts(),
+        )
 
     def _read(self, envs: Sequence[EnvT]) -> list[list[float]]:
         """What all envs measured, with one transfer per device."""

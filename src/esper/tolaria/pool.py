@@ -24,6 +24,7 @@ from esper.leyline import (
     EpisodeSeed,
     EpochReport,
     EventSink,
+    FeatureContext,
     Severity,
     StepResult,
     TelemetryEvent,
@@ -51,6 +52,7 @@ class _Member:
     history: list[Request] = field(default_factory=list)
     """Reset or restore, then every step since."""
     reports: Mapping[int, EpochReport] = field(default_factory=dict)
+    contexts: Mapping[int, FeatureContext] = field(default_factory=dict)
     abandoned: bool = False
 
     @property
@@ -108,8 +110,8 @@ class EnginePool:
         handles = self._resources.enter_context(row.opener()(build, spec, workers, **options))
         self._members = [_Member(handle) for handle in handles]
         self.hellos = self._start_all()
-        self.layout = self.hellos[0].layout
-        self.lifecycle = self.hellos[0].lifecycle
+        self.tasks = self.hellos[0].contexts
+        """What the workers were made for, by the names of the tasks."""
 
     def _start_all(self) -> tuple[Hello, ...]:
         handles = [member.handle for member in self._members]
@@ -134,6 +136,17 @@ class EnginePool:
             sys.stderr.write(f"esper: {len(processes)} workers share {len(cores)} cores; check the CPU affinity\n")
         return hellos
 
+    @property
+    def context(self) -> FeatureContext:
+        """What all hosts look like to a controller.
+
+        Raises:
+            ValueError: There are several tasks, so every env has its own.
+        """
+        if len(self.tasks) != 1:
+            raise ValueError(f"this pool has several tasks ({', '.join(self.tasks)}); ask the state of each env")
+        return next(iter(self.tasks.values()))
+
     # ---- the calls of a worker
 
     @property
@@ -149,7 +162,7 @@ class EnginePool:
         self._revive()
         for member, part in zip(self._members, split_evenly(seeds, len(self._members)), strict=True):
             member.env_ids = tuple(seed.env_id for seed in part)
-            member.history, member.reports = [], {}
+            member.history, member.reports, member.contexts = [], {}, {}
         busy = sum(bool(member.env_ids) for member in self._members)
         if busy > 1 and len(seeds) % busy:
             warnings.warn(
@@ -183,8 +196,10 @@ class EnginePool:
         """Continues from snapshots, split over the workers anew."""
         self._revive()
         for member, part in zip(self._members, split_evenly(sorted(snapshots), len(self._members)), strict=True):
-            member.env_ids, member.history, member.reports = tuple(part), [], {}
-        self._ask("restore", lambda member: ({env_id: snapshots[env_id] for env_id in member.env_ids},))
+            member.env_ids, member.history, member.reports, member.contexts = tuple(part), [], {}, {}
+        found = self._ask("restore", lambda member: ({env_id: snapshots[env_id] for env_id in member.env_ids},))
+        for index, contexts in found.items():
+            self._members[index].contexts = contexts
 
     def ask_all(self, call: str, *arguments: Any) -> tuple[Any, ...]:
         """Asks every worker that has envs for something beyond the four calls; for measuring and diagnosis.
@@ -237,10 +252,15 @@ class EnginePool:
         outcomes: dict[int, ActionOutcome] = {}
         reports: dict[int, EpochReport] = {}
         for index, answer in self._ask(call, arguments).items():
-            self._members[index].reports = answer.reports
+            member = self._members[index]
+            member.reports, member.contexts = answer.reports, answer.contexts or member.contexts
             outcomes.update(answer.outcomes)
             reports.update(answer.reports)
-        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports)
+        return self._result(outcomes, reports)
+
+    def _result(self, outcomes: Mapping[int, ActionOutcome], reports: Mapping[int, EpochReport]) -> StepResult:
+        contexts = {env_id: context for member in self._members for env_id, context in member.contexts.items()}
+        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports, contexts=contexts)
 
     def _ask(self, call: str, arguments: Callable[[_Member], tuple[Any, ...]]) -> dict[int, Any]:
         """Sends one call to every working member, then collects; answers by member, in env order."""
@@ -333,8 +353,7 @@ class EnginePool:
                 for env_id in member.env_ids:
                     outcomes[env_id] = not_applied(specs[env_id])
                     reports[env_id] = replace(member.reports[env_id], terminal=True, events=())
-        ordered = dict(sorted(reports.items()))
-        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=ordered)
+        return self._result(outcomes, dict(sorted(reports.items())))
 
     def _emit(self, member: _Member, state: str, lost: WorkerLost, epochs: int, downtime_ms: float) -> None:
         if self._sink is None:

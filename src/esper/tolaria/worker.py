@@ -10,13 +10,14 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from esper.leyline import HostLayout, LifecycleConfig, Worker, WorkersFailed, record
+from esper.leyline import FeatureContext, Worker, WorkersFailed, record
 from esper.tolaria.engine import Beat
 
 # ---- messages
@@ -31,8 +32,8 @@ class Hello:
     threads: int
     cores: tuple[int, ...]
     """Cores it may run on; empty where the system does not say."""
-    layout: HostLayout
-    lifecycle: LifecycleConfig
+    contexts: Mapping[str, FeatureContext]
+    """Its tasks by name."""
 
 
 @record
@@ -125,26 +126,18 @@ class Pulse:
 # ---- the process
 
 
-class EngineWorker(Worker, Protocol):
-    """A worker that can say what it trains."""
-
-    layout: HostLayout
-    lifecycle: LifecycleConfig
-
-
-BuildWorker = Callable[[Any, Beat], EngineWorker]
+BuildWorker = Callable[[Any, Beat], Worker]
 """Makes a worker from its spec; must be importable by name."""
 
 
-def introduce(worker: EngineWorker) -> Hello:
+def introduce(worker: Worker) -> Hello:
     """The first message of a worker."""
     return Hello(
         protocol_version=worker.protocol_version,
         pid=os.getpid(),
         threads=torch.get_num_threads(),
         cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
-        layout=worker.layout,
-        lifecycle=worker.lifecycle,
+        contexts=worker.contexts,
     )
 
 
@@ -173,6 +166,8 @@ def answer(worker: Worker, request: Request) -> Reply:
     """Carries out one request. An exception becomes part of the reply."""
     try:
         result = getattr(worker, request.call)(*request.arguments)
+        if request.call == "step":
+            result = replace(result, contexts={})  # the pool has them since reset, and they are larger than the reports
     except Exception as error:
         return Reply(request_id=request.request_id, result=None, failure=describe_failure(error))
     return Reply(request_id=request.request_id, result=result, failure=None)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.evidence.sandbox_training import context_of, make_learner, play_episodes
+from esper.evidence.sandbox_training import make_learner, play_episodes
 from esper.leyline import ActionOutcome, EpochReport
 from esper.simic.agent.advantages import Experience, Rollout
 from esper.simic.agent.config import PPOConfig
@@ -36,8 +36,8 @@ class Envs:
 
     numbers: Tensor
 
-    def select(self, envs: Tensor) -> Envs:
-        return Envs(self.numbers[envs])
+    def parts(self, envs: Tensor) -> list[tuple[Tensor, Envs]]:
+        return [(envs, Envs(self.numbers[envs]))]
 
 
 class Table(nn.Module):
@@ -322,7 +322,7 @@ def test_where_keeping_can_wait_the_most_likely_choice_still_keeps(run_seed: int
         learn(learner)
 
     def mean_return(greedy: bool) -> float:
-        policy = FrozenPolicy(agent, context_of(spec), run_seed=run_seed, greedy=greedy)
+        policy = FrozenPolicy(agent, run_seed=run_seed, greedy=greedy)
         return mean(e.total for e in play_episodes(spec, policy, delivered, seeds(16, 1000, run_seed)))
 
     assert mean_return(greedy=True) >= mean_return(greedy=False) - 0.05

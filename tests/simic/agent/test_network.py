@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.evidence.sandbox_training import context_of, play_episodes
+from esper.evidence.sandbox_training import play_episodes
 from esper.leyline import LifecycleOp
 from esper.simic.agent.policy import unroll, zero_state
 from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks, make_cards
@@ -167,7 +167,7 @@ def test_a_policy_made_for_three_slots_runs_and_learns_with_others(num_slots: in
     stranger = SimulatedBlueprint(name="stranger", gain_pp=(1.0,) * num_slots)
     other = replace(other, blueprints=(*other.blueprints, stranger))
     for greedy in (True, False):
-        policy = FrozenPolicy(agent, context_of(other), run_seed=0, greedy=greedy)
+        policy = FrozenPolicy(agent, run_seed=0, greedy=greedy)
         assert len(play_episodes(other, policy, growth, seeds(4))) == 4
     assert learn(play_round(agent, other))["performed"]
 

@@ -21,7 +21,7 @@ def recorder_to(
     hub: Any, *, num_rounds: int = 9, num_envs: int = 1, reads: Any = NoReads, **telemetry: Any
 ) -> RunRecorder:
     """A recorder of a run on `digits_blind`."""
-    pool = SimpleNamespace(layout=world().layout, kind="inline", wanted=frozenset(), gradient_detail_envs=frozenset())
+    pool = SimpleNamespace(context=world().context, kind="inline", wanted=frozenset(), gradient_detail_envs=frozenset())
     parts: Any = SimpleNamespace(
         config=SimpleNamespace(rounds=num_rounds, envs=num_envs),
         task=TASKS["digits_blind"],

@@ -318,7 +318,8 @@ def test_trends_need_a_window_and_a_tenth_of_the_run() -> None:
 
 def test_choices_are_counted_under_the_masks_they_were_made_with() -> None:
     spec = world(3)
-    counter = ChoiceCounter(spec.layout)
+    layout = spec.layout
+    counter = ChoiceCounter()
     specs, steps = [], []
     for seed in range(5):
         choose = random_chooser(random.Random(seed))
@@ -331,7 +332,7 @@ def test_choices_are_counted_under_the_masks_they_were_made_with() -> None:
         steps += play(spec, note)
         specs += made
     for made_spec, step in zip(specs, steps, strict=True):
-        counter.add(step.masks, made_spec, step.outcome)
+        counter.add(step.masks, made_spec, step.outcome, layout)
     ops, *others = counter.stats()
     assert ops.num_decisions == len(steps)
     assert sum(count.num_chosen for count in ops.choices.values()) == len(steps)

@@ -19,7 +19,7 @@ from esper.simic.training.action_execution import execute_actions, observe_reset
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import build_worker
 from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
-from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS, FeatureContext
+from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
 from esper.tamiyo.masks import masks
 from esper.tolaria.pool import EnginePool
 from tests.tolaria import worlds
@@ -101,7 +101,7 @@ def test_what_a_controller_sees_after_a_step(pool: EnginePool) -> None:
     assert (outcome.op, outcome.slot, outcome.applied) == (LifecycleOp.GERMINATE, "r1c0", True)
     assert result.reports[0].total_params > result.reports[0].host_params
     assert result.post_action_signals[0] is result.reports[0].signals
-    assert result.post_action_masks[0] == masks(result.reports[0], pool.layout, pool.lifecycle)
+    assert result.post_action_masks[0] == masks(result.reports[0], pool.context.layout, pool.context.lifecycle)
     assert result.truncated_bootstrap_targets == {}
     assert result.reports[1].total_params == result.reports[1].host_params
 
@@ -118,7 +118,7 @@ def test_envs_of_a_lost_worker_are_marked_for_bootstrapping() -> None:
 
 
 def test_sampled_indices_become_names(pool: EnginePool) -> None:
-    layout = pool.layout
+    layout = pool.context.layout
     blueprint = layout.blueprints.index("cnn.conv")
     spec = parse_sampled_action(3, {"op": 1, "slot": 2, "blueprint": blueprint, "blend": 4}, layout)
     assert spec == act(3, "GERMINATE", layout.slot_ids[2], "cnn.conv", tuple(BLENDS)[4])
@@ -139,20 +139,17 @@ def test_sampled_indices_become_names(pool: EnginePool) -> None:
 )
 def test_indices_outside_their_table_are_refused(pool: EnginePool, changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        parse_sampled_action(0, {"op": 1, "slot": 0, "blueprint": 0, "blend": 0, **changes}, pool.layout)
+        parse_sampled_action(0, {"op": 1, "slot": 0, "blueprint": 0, "blend": 0, **changes}, pool.context.layout)
 
 
 def test_features_of_all_envs_are_rows_of_one_length(pool: EnginePool) -> None:
-    context = FeatureContext(
-        layout=pool.layout, lifecycle=pool.lifecycle, num_classes=10, train_rows=None, steps_per_epoch=None
-    )
     start = observe_reset(pool, episode_seeds(7, 3, 3))
     after = execute_actions(pool, [wait(i) for i in range(3)])
     for state, previous in ((start, None), (after, start)):
-        seen = batch_signals_to_features(state, previous, context)
+        seen = batch_signals_to_features(state, previous, range(3))
         assert seen.obs_ND.shape == (3, len(GLOBAL_COLUMNS))
         assert seen.slot_obs_NSF.shape == (3, 3, len(SLOT_COLUMNS))
-    first, second = (batch_signals_to_features(after, previous, context).obs_ND for previous in (start, None))
+    first, second = (batch_signals_to_features(after, previous, range(3)).obs_ND for previous in (start, None))
     assert not first.equal(second)
 
 

@@ -73,10 +73,9 @@ def test_the_table_equals_one_pass_per_coalition(topology: str, num_seeds: int, 
     assert len(table.slot_ids) == num_seeds
     expected_masks = 2**num_seeds if num_seeds <= 3 else num_seeds + 3
     assert len(table.accuracy_pct) == len(table.loss) == expected_masks
-    worker = engine(env.recipe.task)
     for mask, accuracy in table.accuracy_pct.items():
         on = {slot for i, slot in enumerate(table.slot_ids) if mask >> i & 1}
-        loss, correct, rows = one_pass(env, worker._val_rows[0].in_order(), on)
+        loss, correct, rows = one_pass(env, env.rows.val[0].in_order(), on)
         assert accuracy == 100.0 * correct / rows
         assert table.loss[mask] == pytest.approx(loss / rows, rel=1e-6)
 

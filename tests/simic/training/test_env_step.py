@@ -123,7 +123,7 @@ def test_a_rollback_ends_the_episode_in_the_step_that_caused_it(epoch: int) -> N
     assert (event.data.op, event.data.slot_id, event.data.seeds_removed) == ("WAIT", None, ())  # type: ignore[attr-defined]
     assert event.data.restored_epoch == (None if epoch < 5 else 4)  # type: ignore[attr-defined]
     assert all(torch.isfinite(p).all() for p in worker.envs[0].model.parameters())
-    legal = masks(report, worker.layout, worker.lifecycle)
+    legal = masks(report, worker.envs[0].context.layout, worker.envs[0].context.lifecycle)
     assert legal.op == (True, False, False, False, False)
     after = worker.step([wait(0)])
     assert not after.outcomes[0].applied
@@ -218,7 +218,8 @@ def test_where_the_product_is_the_host_training_goes_on_after_a_rollback() -> No
     assert [r.epoch for r in reports] == list(range(HORIZON))
     assert [r.terminal for r in reports] == [False] * (HORIZON - 1) + [True]
     assert [r.rollback_reason is not None for r in reports] == [epoch == 2 for epoch in range(HORIZON)]
-    waiting = [not any(masks(r, worker.layout, worker.lifecycle).op[1:]) for r in reports]
+    context = worker.envs[0].context
+    waiting = [not any(masks(r, context.layout, context.lifecycle).op[1:]) for r in reports]
     assert waiting == [False, False, True, True, True, False, False, True]
     assert [len(r.events) for r in reports] == [0, 0, 1, 0, 0, 1, 0, 0]
     assert [r.epochs_done for r in reports] == list(range(1, HORIZON + 1))

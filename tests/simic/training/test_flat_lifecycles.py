@@ -34,7 +34,9 @@ def live(name: str, optimizer: OptimSpec, run_seed: int) -> tuple[list[object], 
     task = tiny_task(name, optimizer=optimizer, horizon=HORIZON, batch_size=16, samples_per_epoch=48, val_samples=32)
     diary = Diary()
     with EnginePool(build_worker, worker_spec(task, ends=False)) as pool:
-        controller = RandomController(Setting(layout=pool.layout, lifecycle=pool.lifecycle, run_seed=run_seed))
+        controller = RandomController(
+            Setting(layout=pool.context.layout, lifecycle=pool.context.lifecycle, run_seed=run_seed)
+        )
         run_episodes(pool, controller, episode_seeds(run_seed, 0, ENVS), HORIZON, [diary])
         return diary.pages, digest(pool)
 

@@ -84,14 +84,15 @@ class GymInputs:
     state: LSTMState
     """LSTM state before the first step."""
 
-    def select(self, envs: Tensor) -> Self:
-        """The sequences of some envs."""
-        return type(self)(
+    def parts(self, envs: Tensor) -> list[tuple[Tensor, Self]]:
+        """The sequences of some envs, which are all of one shape."""
+        chosen = type(self)(
             obs_TND=self.obs_TND[:, envs],
             legal_TNA=self.legal_TNA[:, envs],
             starts_TN=self.starts_TN[:, envs],
             state=(self.state[0][:, envs], self.state[1][:, envs]),
         )
+        return [(envs, chosen)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ The Tamiyo network and the network for Gymnasium envs are made of these, so they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,11 @@ LSTMState = tuple[Tensor, Tensor]
 class SequenceInputs(Protocol):
     """Inputs of T steps of N envs."""
 
-    def select(self, envs: Tensor) -> Self:
-        """The sequences of some envs, in the order given."""
+    def parts(self, envs: Tensor) -> Sequence[tuple[Tensor, Any]]:
+        """The sequences of some envs as a network takes them: one part, or one for each shape that they have.
+
+        Each part comes with the envs in it.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +49,13 @@ class ForwardPass:
     """LSTM state at the end of the sequences."""
 
 
-InputsT_contra = TypeVar("InputsT_contra", bound=SequenceInputs, contravariant=True)
-
-
-class RecurrentPolicy(Protocol[InputsT_contra]):
+class RecurrentPolicy(Protocol):
     """A network that can be trained by `run_epochs`."""
 
     value: ValueHead
 
-    def __call__(self, inputs: InputsT_contra) -> ForwardPass:
-        """Runs whole sequences."""
+    def __call__(self, inputs: Any) -> ForwardPass:
+        """Runs whole sequences: one part of what was stored."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """All weights."""

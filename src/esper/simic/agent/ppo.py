@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -29,9 +29,16 @@ from esper.simic.agent.agent_files import (
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.policy import LSTMState
 from esper.simic.agent.ppo_update import UpdateSettings, observation_health, run_epochs, skipped_metrics
-from esper.simic.agent.sampling import Choice, Exploration, choose
+from esper.simic.agent.sampling import Choice, Exploration, choose, join_choices
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
+from esper.simic.agent.tamiyo_inputs import (
+    OP,
+    Cards,
+    EnvGroup,
+    Observation,
+    RolloutInputs,
+    one_step,
+)
 from esper.simic.agent.tamiyo_network import ColumnNorm, NetworkShape, TamiyoNetwork
 from esper.simic.agent.types import ActionDict, HeadLogProbs, PPOUpdateMetrics
 
@@ -98,6 +105,28 @@ class PPOAgent:
         choice = choose(forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH)
         values_N = self.network.value.denormalize(forward.values_B)
         return PolicyOutput(choice=choice, values_N=values_N, state=forward.state)
+
+    def act_in_groups(
+        self, groups: Sequence[EnvGroup], state: LSTMState | None, uniforms_NH: Tensor | None
+    ) -> PolicyOutput:
+        """Chooses for envs of several layouts, with one pass for each. What comes back is in the order of the envs."""
+        if len(groups) == 1:
+            return self.act(groups[0].observation, groups[0].cards, state, uniforms_NH)
+        outputs = []
+        for group in groups:
+            envs_G = group.envs_G
+            memory = None if state is None else (state[0][:, envs_G], state[1][:, envs_G])
+            uniforms_GH = None if uniforms_NH is None else uniforms_NH[envs_G]
+            outputs.append(self.act(group.observation, group.cards, memory, uniforms_GH))
+        order_N = torch.cat([group.envs_G for group in groups]).argsort()
+        return PolicyOutput(
+            choice=join_choices([output.choice for output in outputs], order_N),
+            values_N=torch.cat([output.values_N for output in outputs])[order_N],
+            state=(
+                torch.cat([output.state[0] for output in outputs], dim=1)[:, order_N],
+                torch.cat([output.state[1] for output in outputs], dim=1)[:, order_N],
+            ),
+        )
 
     @torch.no_grad()
     def deviations(self, observation: Observation) -> tuple[Tensor, Tensor]:
@@ -192,14 +221,11 @@ class PPOAgent:
         unpack_(agent.network, agent.optimizer, files)
         return agent
 
-    def _with_memory(self, inputs: TamiyoInputs) -> TamiyoInputs:
+    def _with_memory(self, inputs: RolloutInputs) -> RolloutInputs:
         """Without memory every step is the first of its episode."""
-        if self.config.memory:
-            return inputs
-        return replace(inputs, starts_TN=torch.ones(inputs.obs_TND.shape[:2], dtype=torch.bool))
+        return inputs if self.config.memory else inputs.forgetful()
 
-    def _observed(self, rollout: Rollout[TamiyoInputs]) -> list[tuple[ColumnNorm, Tensor]]:
+    def _observed(self, rollout: Rollout[RolloutInputs]) -> list[tuple[ColumnNorm, Tensor]]:
         """Valid raw rows, with the statistics they belong to."""
-        obs_BD = rollout.inputs.obs_TND[rollout.valid_TN]
-        slots_BF = rollout.inputs.slot_obs_TNSF[rollout.valid_TN].flatten(0, 1)
+        obs_BD, slots_BF = rollout.inputs.rows(rollout.valid_TN)
         return [(self.network.obs_norm, obs_BD), (self.network.slot_norm, slots_BF)]

@@ -21,8 +21,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from esper.leyline import GradState, HeadUpdate, LSTMHealth, ObservationHealth
 from esper.simic.agent.advantages import Experience, InputsT
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.policy import RETURN_STD_FLOOR, ForwardPass, RecurrentPolicy
-from esper.simic.agent.sampling import Choice, Exploration, choose
+from esper.simic.agent.policy import RETURN_STD_FLOOR, RecurrentPolicy
+from esper.simic.agent.sampling import Exploration, choose
 from esper.simic.agent.types import GradientStats, HeadEntropies, PPOUpdateMetrics
 from esper.simic.control.normalization import OBSERVATION_LIMIT, RunningMeanStd
 
@@ -59,7 +59,10 @@ class Losses:
     """Of the whole action, on rows where anything was decided."""
     head_sums_4H: Tensor
     """Per head, summed over usable rows: entropy share, k3 KL, clipped, rows."""
-    forward: ForwardPass
+    memory_TNW: Tensor
+    """Outputs of the LSTM."""
+    cells_1NW: Tensor
+    """Its cells at the end of the sequences."""
 
     @property
     def approx_kl(self) -> Tensor:
@@ -79,7 +82,7 @@ class UpdateResult:
 
 
 def run_epochs(
-    policy: RecurrentPolicy[InputsT],
+    policy: RecurrentPolicy,
     optimizer: torch.optim.Optimizer,
     experience: Experience[InputsT],
     settings: UpdateSettings,
@@ -132,35 +135,49 @@ def env_minibatches(num_envs: int, num_minibatches: int, generator: torch.Genera
 
 
 def compute_losses(
-    policy: RecurrentPolicy[InputsT], experience: Experience[InputsT], envs: Tensor, settings: UpdateSettings
+    policy: RecurrentPolicy, experience: Experience[InputsT], envs: Tensor, settings: UpdateSettings
 ) -> Losses:
     """The losses of the sequences of some envs."""
     rollout, config = experience.rollout, settings.config
-    usable_BH = experience.usable_TNH[:, envs].flatten(0, 1)
-    forward = policy(rollout.inputs.select(envs))
-    actions_BH = rollout.actions_TNH[:, envs].flatten(0, 1)
-    choice = choose(forward.logits_fn, forward.masks, settings.exploration, actions_BH=actions_BH)
-    old_BH = rollout.log_probs_TNH[:, envs].flatten(0, 1)
-    log_ratio_BH = torch.where(usable_BH, choice.log_probs_BH - old_BH, 0.0)
+    parts = rollout.inputs.parts(envs)
+    forwards = [policy(inputs) for _, inputs in parts]
+    choices = [
+        choose(
+            forward.logits_fn,
+            forward.masks,
+            settings.exploration,
+            actions_BH=rollout.actions_TNH[:, members].flatten(0, 1),
+        )
+        for forward, (members, _) in zip(forwards, parts, strict=True)
+    ]
+
+    def rows(tensor_TN: Tensor) -> Tensor:
+        return torch.cat([tensor_TN[:, members].flatten(0, 1) for members, _ in parts])
+
+    usable_BH = rows(experience.usable_TNH)
+    log_probs_BH = torch.cat([choice.log_probs_BH for choice in choices])
+    log_ratio_BH = torch.where(usable_BH, log_probs_BH - rows(rollout.log_probs_TNH), 0.0)
 
     weights_BH = _head_weights(experience.usable_TNH, usable_BH, len(envs))
-    advantages_BH = experience.advantages_TNH[:, envs].flatten(0, 1)
+    advantages_BH = rows(experience.advantages_TNH)
     ratio_BH = log_ratio_BH.exp()
     clipped_BH = ratio_BH.clamp(1.0 - config.clip_ratio, 1.0 + config.clip_ratio)
     policy_loss = -(weights_BH * torch.minimum(ratio_BH * advantages_BH, clipped_BH * advantages_BH)).sum()
-    entropy_loss = (weights_BH * choice.prior_gaps_BH).sum()
-    valid_B = rollout.valid_TN[:, envs].flatten()
-    targets_B = policy.value.normalize(experience.returns_TN[:, envs].flatten())
-    error_B = torch.where(valid_B, forward.values_B - targets_B, 0.0)
+    entropy_loss = (weights_BH * torch.cat([choice.prior_gaps_BH for choice in choices])).sum()
+    valid_B = rows(rollout.valid_TN)
+    targets_B = policy.value.normalize(rows(experience.returns_TN))
+    error_B = torch.where(valid_B, torch.cat([forward.values_B for forward in forwards]) - targets_B, 0.0)
     value_loss = error_B.square().sum() / valid_B.sum().clamp(min=1)
+    entropies_BH = torch.cat([choice.entropies_BH for choice in choices])
     return Losses(
         policy=policy_loss,
         value=value_loss,
         entropy=entropy_loss,
         total=policy_loss + config.value_coef * value_loss + settings.entropy_coef * entropy_loss,
         joint_log_ratio_B=log_ratio_BH.detach().sum(dim=1)[usable_BH.any(dim=1)],
-        head_sums_4H=_head_sums(choice, log_ratio_BH.detach(), usable_BH, config.clip_ratio),
-        forward=forward,
+        head_sums_4H=_head_sums(entropies_BH, log_ratio_BH.detach(), usable_BH, config.clip_ratio),
+        memory_TNW=torch.cat([forward.memory_TNW for forward in forwards], dim=1),
+        cells_1NW=torch.cat([forward.state[1] for forward in forwards], dim=1),
     )
 
 
@@ -181,9 +198,9 @@ def _head_weights(rollout_usable_TNH: Tensor, usable_BH: Tensor, num_envs: int) 
 
 
 @torch.no_grad()
-def _head_sums(choice: Choice, log_ratio_BH: Tensor, usable_BH: Tensor, clip_ratio: float) -> Tensor:
+def _head_sums(entropies_BH: Tensor, log_ratio_BH: Tensor, usable_BH: Tensor, clip_ratio: float) -> Tensor:
     clipped_BH = (log_ratio_BH.exp() - 1.0).abs() > clip_ratio
-    rows_4BH = torch.stack([choice.entropies_BH, k3(log_ratio_BH), clipped_BH.float(), torch.ones_like(log_ratio_BH)])
+    rows_4BH = torch.stack([entropies_BH, k3(log_ratio_BH), clipped_BH.float(), torch.ones_like(log_ratio_BH)])
     return torch.where(usable_BH, rows_4BH, 0.0).sum(dim=1)
 
 
@@ -254,7 +271,7 @@ def _metrics(
     metrics["env_steps"] = num_valid
     metrics["decision_share"] = num_decided / num_valid
     metrics["gradient_stats"]["num_nonfinite"] = tally.num_nonfinite
-    metrics["lstm"] = _lstm_health(tally.last.forward)
+    metrics["lstm"] = _lstm_health(tally.last)
     norms: list[float | None] = [None] * len(heads)
     if tally.steps:
         steps = torch.stack(tally.steps)
@@ -320,8 +337,8 @@ def _judge_heads(
 
 
 @torch.no_grad()
-def _lstm_health(forward: ForwardPass) -> LSTMHealth:
-    h_TNW, c_1NW = forward.memory_TNW, forward.state[1]
+def _lstm_health(losses: Losses) -> LSTMHealth:
+    h_TNW, c_1NW = losses.memory_TNW.detach(), losses.cells_1NW.detach()
     return LSTMHealth(
         h_rms=float(h_TNW.square().mean().sqrt()),
         c_rms=float(c_1NW.square().mean().sqrt()),

@@ -10,7 +10,7 @@ for the choices so far is such a head, because its mask then allows choice 0 alo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,6 +84,39 @@ class Choice:
     def usable_BH(self) -> Tensor:
         """True where the head had something to choose."""
         return self.num_legal_BH > 1
+
+
+def join_choices(choices: Sequence[Choice], order_B: Tensor) -> Choice:
+    """The rows of several choices as one, in another order. Where a head has fewer choices, illegal ones fill up."""
+
+    def rows(name: str) -> Tensor:
+        return torch.cat([getattr(choice, name) for choice in choices])[order_B]
+
+    by_head = zip(*(choice.distributions for choice in choices), strict=True)
+    return Choice(
+        actions_BH=rows("actions_BH"),
+        log_probs_BH=rows("log_probs_BH"),
+        entropies_BH=rows("entropies_BH"),
+        prior_gaps_BH=rows("prior_gaps_BH"),
+        num_legal_BH=rows("num_legal_BH"),
+        distributions=tuple(_join_distributions(head, order_B) for head in by_head),
+    )
+
+
+def _join_distributions(found: Sequence[Distribution], order_B: Tensor) -> Distribution:
+    width = max(one.legal_BC.shape[1] for one in found)
+
+    def rows(name: str, fill: float) -> Tensor:
+        tensors = [getattr(one, name) for one in found]
+        wide = [torch.nn.functional.pad(rows_BC, (0, width - rows_BC.shape[1]), value=fill) for rows_BC in tensors]
+        return torch.cat(wide)[order_B]
+
+    return Distribution(
+        legal_BC=rows("legal_BC", False),
+        num_legal_B=torch.cat([one.num_legal_B for one in found])[order_B],
+        log_policy_BC=rows("log_policy_BC", MASKED_LOGIT),
+        log_mixed_BC=rows("log_mixed_BC", MASKED_LOGIT),
+    )
 
 
 def choose(

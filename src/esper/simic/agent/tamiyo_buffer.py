@@ -8,6 +8,7 @@ fixed from the first step of a rollout to its last update, so what is learned fr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,28 +16,28 @@ from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
 from esper.simic.agent.advantages import Rollout
-from esper.simic.agent.tamiyo_inputs import Cards, Observation, TamiyoInputs, one_step
+from esper.simic.agent.tamiyo_inputs import EnvGroup, RolloutInputs, step_of
 
 
 @dataclass(slots=True)
 class TamiyoRolloutBuffer:
     """Room for T steps of N envs. Filled by `write`, read as a whole, emptied by `clear`."""
 
-    storage: Rollout[TamiyoInputs]
+    storage: Rollout[RolloutInputs]
     """All T rows, also those not written yet."""
     position: int = 0
 
     @classmethod
-    def allocate(cls, num_steps: int, example: Observation, cards: Cards) -> TamiyoRolloutBuffer:
-        """Makes room for `num_steps` steps of observations like `example`."""
-        num_envs = example.obs_ND.shape[0]
+    def allocate(cls, num_steps: int, groups: Sequence[EnvGroup]) -> TamiyoRolloutBuffer:
+        """Makes room for `num_steps` steps of envs like these."""
+        num_envs = sum(len(group.envs_G) for group in groups)
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(num_steps, num_envs, *shape, dtype=dtype)
 
         return cls(
             Rollout(
-                inputs=one_step(example, cards, None).map(lambda row: zeros(row.dtype, *row.shape[2:])),
+                inputs=step_of(groups).map(lambda row: torch.zeros(num_steps, *row.shape[1:], dtype=row.dtype)),
                 actions_TNH=zeros(torch.long, len(HEAD_NAMES)),
                 log_probs_TNH=zeros(torch.float32, len(HEAD_NAMES)),
                 usable_TNH=zeros(torch.bool, len(HEAD_NAMES)),
@@ -54,7 +55,7 @@ class TamiyoRolloutBuffer:
         """N."""
         return self.storage.valid_TN.shape[1]
 
-    def write(self, step: Rollout[TamiyoInputs]) -> None:
+    def write(self, step: Rollout[RolloutInputs]) -> None:
         """Copies one step, a rollout of length 1, into the next row.
 
         Raises:
@@ -73,7 +74,7 @@ class TamiyoRolloutBuffer:
             self.storage.truncated_TN[self.position - 1, env] = True
             self.storage.bootstraps_TN[self.position - 1, env] = bootstrap
 
-    def rollout(self) -> Rollout[TamiyoInputs]:
+    def rollout(self) -> Rollout[RolloutInputs]:
         """The rows written so far, without copying."""
         rows = slice(self.position)
         tensors = {name: tensor[rows] for name, tensor in self.storage.tensors().items()}
@@ -84,7 +85,5 @@ class TamiyoRolloutBuffer:
         self.position = 0
 
 
-def _tensors(rollout: Rollout[TamiyoInputs]) -> list[Tensor]:
-    inputs, masks = rollout.inputs, rollout.inputs.masks
-    legal = [masks.op_NO, masks.slot_NOS, masks.blueprint_NSP, masks.blend_NL]
-    return [inputs.obs_TND, inputs.slot_obs_TNSF, inputs.offers_TNSPK, *legal, *rollout.tensors().values()]
+def _tensors(rollout: Rollout[RolloutInputs]) -> list[Tensor]:
+    return [*rollout.inputs.tensors(), *rollout.tensors().values()]

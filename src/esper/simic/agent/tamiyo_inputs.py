@@ -111,8 +111,18 @@ def make_observation(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvGroup:
+    """Envs of one layout at one moment."""
+
+    envs_G: Tensor
+    """Their positions among all envs."""
+    observation: Observation
+    cards: Cards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TamiyoInputs:
-    """T steps of N envs, as the network takes them."""
+    """T steps of N envs of one layout, as the network takes them."""
 
     obs_TND: Tensor
     slot_obs_TNSF: Tensor
@@ -142,6 +152,63 @@ class TamiyoInputs:
             offers_TNSPK=change(self.offers_TNSPK),
             masks=self.masks.map(change),
         )
+
+    def parts(self, envs: Tensor) -> list[tuple[Tensor, TamiyoInputs]]:
+        """The sequences of some envs: one part, because they have one layout."""
+        return [(envs, self.select(envs))]
+
+    def tensors(self) -> list[Tensor]:
+        """Observations and masks."""
+        masks = self.masks
+        legal = [masks.op_NO, masks.slot_NOS, masks.blueprint_NSP, masks.blend_NL]
+        return [self.obs_TND, self.slot_obs_TNSF, self.offers_TNSPK, *legal]
+
+    def forgetful(self) -> Self:
+        """The same where every step is the first of its episode."""
+        return replace(self, starts_TN=torch.ones(self.obs_TND.shape[:2], dtype=torch.bool))
+
+    def rows(self, valid_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """What was seen on valid steps, of envs and of slots."""
+        return self.obs_TND[valid_TN], self.slot_obs_TNSF[valid_TN].flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedInputs:
+    """T steps of envs of several layouts: slots and blueprints differ in number, so they cannot be one tensor."""
+
+    groups: tuple[tuple[Tensor, TamiyoInputs], ...]
+    """The positions of envs of one layout, and their steps."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same change of leading axes applied to every group."""
+        return replace(self, groups=tuple((envs_G, inputs.map(change)) for envs_G, inputs in self.groups))
+
+    def parts(self, envs: Tensor) -> list[tuple[Tensor, TamiyoInputs]]:
+        """The sequences of some envs, layout by layout."""
+        found = [((envs[:, None] == envs_G).nonzero(), inputs) for envs_G, inputs in self.groups]
+        return [(envs[at[:, 0]], inputs.select(at[:, 1])) for at, inputs in found if len(at)]
+
+    def tensors(self) -> list[Tensor]:
+        """Observations and masks of all groups."""
+        return [tensor for _, inputs in self.groups for tensor in inputs.tensors()]
+
+    def forgetful(self) -> Self:
+        """The same where every step is the first of its episode."""
+        return replace(self, groups=tuple((envs_G, inputs.forgetful()) for envs_G, inputs in self.groups))
+
+    def rows(self, valid_TN: Tensor) -> tuple[Tensor, Tensor]:
+        """What was seen on valid steps, of envs and of slots."""
+        found = [inputs.rows(valid_TN[:, envs_G]) for envs_G, inputs in self.groups]
+        return torch.cat([obs_BD for obs_BD, _ in found]), torch.cat([slots_BF for _, slots_BF in found])
+
+
+RolloutInputs = TamiyoInputs | MixedInputs
+
+
+def step_of(groups: Sequence[EnvGroup]) -> RolloutInputs:
+    """A moment of all envs, as it is stored."""
+    steps = tuple((group.envs_G, one_step(group.observation, group.cards, None)) for group in groups)
+    return steps[0][1] if len(steps) == 1 else MixedInputs(groups=steps)
 
 
 def one_step(observation: Observation, cards: Cards, state: LSTMState | None) -> TamiyoInputs:

@@ -83,7 +83,7 @@ def open_recorder(
         parts.config,
         parts.task,
         parts.data,
-        parts.pool.layout,
+        parts.pool.context.layout,
         workers=(parts.pool.kind, len(parts.pool.hellos)),
         resumed_from=None if found is None else found.path.name,
         differences=start.differences,
@@ -124,7 +124,7 @@ class RunRecorder(Recorder):
         self._escalation = EscalationState.of(telemetry, parts.task.horizon)
         self._gates = GateWatch()
         self._suspicions = SuspicionWatch()
-        self._choices = ChoiceCounter(parts.pool.layout)
+        self._choices = ChoiceCounter()
         self._rolling: list[float] = []
         self._num_rollbacks = 0
         self._round_idx = 0
@@ -169,14 +169,15 @@ class RunRecorder(Recorder):
         pool = self._parts.pool
         detailed = [env for env, spec in enumerate(facts.specs) if spec.env_id in pool.gradient_detail_envs]
         seen = self._parts.reads.seen(facts, detailed) if detailed else {}
-        return decision_records(facts.decision, facts.specs, pool.layout, detailed, seen)
+        layouts = [context.layout for context in facts.before.contexts]
+        return decision_records(facts.decision, facts.specs, layouts, detailed, seen)
 
     def _emit_env_step(self, facts: StepFacts, env: int, reward: StepReward, decision: Decision | None) -> None:
         before, report = facts.before.reports[env], facts.after.reports[env]
         spec, outcome = facts.specs[env], facts.after.outcomes[env]
         masks, task = facts.before.post_action_masks[env], self._parts.task
         ctx = self._context(before)
-        self._choices.add(masks, spec, outcome)
+        self._choices.add(masks, spec, outcome, facts.before.contexts[env].layout)
         level = level_at(self._escalation, ctx)
         wanted = enabled(level)
         for event in report.events:

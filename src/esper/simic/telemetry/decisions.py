@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import compress
+from itertools import chain, compress
 from operator import itemgetter
 from typing import cast
 
@@ -39,7 +39,7 @@ NOTHING_SEEN: Mapping[int, SeenByPolicy] = {}
 def decision_records(
     decision: PolicyOutput,
     specs: Sequence[ActionSpec],
-    layout: HostLayout,
+    layouts: Sequence[HostLayout],
     detailed: Sequence[int] = (),
     seen: Mapping[int, SeenByPolicy] = NOTHING_SEEN,
 ) -> list[Decision]:
@@ -55,7 +55,7 @@ def decision_records(
         decision.values_N.tolist(),
         strict=True,
     )
-    probs = dict(zip(detailed, _probs(decision, detailed, layout), strict=True)) if detailed else {}
+    probs = dict(zip(detailed, _probs(decision, detailed, layouts), strict=True)) if detailed else {}
     return [_decision(*row, probs.get(env, {}), seen.get(env)) for env, row in enumerate(rows)]
 
 
@@ -87,14 +87,17 @@ def _seen(columns: Sequence[tuple[str, float]]) -> SeenByPolicy:
     )
 
 
-def _probs(decision: PolicyOutput, envs: Sequence[int], layout: HostLayout) -> list[dict[str, dict[str, float]]]:
+def _probs(
+    decision: PolicyOutput, envs: Sequence[int], layouts: Sequence[HostLayout]
+) -> list[dict[str, dict[str, float]]]:
     """For some envs, head by head, the probability of every legal choice."""
-    names = _choice_names(layout)
+    names = [_choice_names(layouts[env]) for env in envs]
     found_in: list[dict[str, dict[str, float]]] = [{} for _ in envs]
     for head, distribution in zip(HEAD_NAMES, decision.choice.distributions, strict=True):
         rows = zip(distribution.probs_BC()[envs].tolist(), distribution.legal_BC[envs].tolist(), strict=True)
-        for heads, (found, legal) in zip(found_in, rows, strict=True):
-            heads[head] = {name: brief(share) for name, share, ok in zip(names[head], found, legal, strict=True) if ok}
+        for heads, own, (found, legal) in zip(found_in, names, rows, strict=True):
+            # Beside hosts with more slots or blueprints a row is longer than the choices; what is beyond is illegal.
+            heads[head] = {name: brief(share) for name, share, ok in zip(own[head], found, legal, strict=False) if ok}
     return found_in
 
 
@@ -134,31 +137,31 @@ def _choice_names(layout: HostLayout) -> dict[str, tuple[str, ...]]:
 class ChoiceCounter:
     """The counts of one round. Give it every decision of every env, then take the statistics."""
 
-    def __init__(self, layout: HostLayout) -> None:
-        self._layout = layout
-        self._noted: list[tuple[ActionMasks, ActionSpec, ActionOutcome]] = []
+    def __init__(self) -> None:
+        self._noted: list[tuple[ActionMasks, ActionSpec, ActionOutcome, HostLayout]] = []
 
     def begin(self) -> None:
         """Starts a round."""
         self._noted = []
 
-    def add(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome) -> None:
+    def add(self, masks: ActionMasks, spec: ActionSpec, outcome: ActionOutcome, layout: HostLayout) -> None:
         """Notes one decision, under the masks it was made with. Counting waits until somebody asks."""
-        self._noted.append((masks, spec, outcome))
+        self._noted.append((masks, spec, outcome, layout))
 
     def stats(self) -> list[ChoiceStats]:
         """The counts of every head in sampling order, that of the op first."""
-        names = _choice_names(self._layout)
-        return [self._count(head, names[head]) for head in SAMPLING_ORDER]
+        # By identity: envs of a task share their layout, and comparing whole layouts would cost more than counting.
+        names = {id(layout): _choice_names(layout) for *_, layout in self._noted}
+        return [self._count(head, {key: own[head] for key, own in names.items()}) for head in SAMPLING_ORDER]
 
-    def _count(self, head: str, names: Sequence[str]) -> ChoiceStats:
+    def _count(self, head: str, names: Mapping[int, Sequence[str]]) -> ChoiceStats:
         """The counts of one head; choices that were never legal are left out."""
         legal, chosen, ok = Counter[str](), Counter[str](), Counter[str]()
         num_forced = 0
-        for masks, spec, outcome in self._noted:
+        for masks, spec, outcome, layout in self._noted:
             if head in heads_used_by(spec.op):
-                row = self._row(head, masks, spec)
-                legal.update(compress(names, row))
+                row = self._row(head, masks, spec, layout)
+                legal.update(compress(names[id(layout)], row))
                 choice = spec.op.name if head == "op" else getattr(spec, head)
                 chosen[choice] += 1
                 ok[choice] += outcome.applied
@@ -167,14 +170,14 @@ class ChoiceCounter:
             head=head,
             choices={
                 name: ChoiceCount(num_legal=legal[name], num_chosen=chosen[name], num_ok=ok[name])
-                for name in names
+                for name in dict.fromkeys(chain.from_iterable(names.values()))
                 if legal[name]
             },
             num_decisions=chosen.total(),
             num_forced=num_forced,
         )
 
-    def _row(self, head: str, masks: ActionMasks, spec: ActionSpec) -> Sequence[bool]:
+    def _row(self, head: str, masks: ActionMasks, spec: ActionSpec, layout: HostLayout) -> Sequence[bool]:
         """What was legal for a head, given what was chosen before it."""
         if head == "op":
             return masks.op
@@ -183,4 +186,4 @@ class ChoiceCounter:
         if head == "blend":
             return masks.blend
         assert spec.slot is not None, f"{spec.op.name} chooses a blueprint without a slot"
-        return masks.blueprint_by_slot[self._layout.slot_position(spec.slot)]
+        return masks.blueprint_by_slot[layout.slot_position(spec.slot)]

@@ -14,13 +14,12 @@ from esper.leyline import (
     ActionOutcome,
     ActionSpec,
     EpisodeSeed,
+    FeatureContext,
     HostLayout,
-    LifecycleConfig,
     LifecycleOp,
     SlotConfig,
     StepResult,
     TelemetryEventType,
-    derive_seed,
     heads_used_by,
     lr_factor,
 )
@@ -37,12 +36,8 @@ class EnvPool(Protocol):
     """What steps are to report for the log: events, and envs whose gradients are described tensor by tensor."""
 
     @property
-    def layout(self) -> HostLayout:
-        """The hosts' slots and blueprints."""
-
-    @property
-    def lifecycle(self) -> LifecycleConfig:
-        """The limits of growth."""
+    def context(self) -> FeatureContext:
+        """What all hosts look like, where there is one task; every state says it of each env."""
 
     @property
     def lost_envs(self) -> frozenset[int]:
@@ -85,13 +80,13 @@ def _inside(head: str, index: int, size: int) -> int:
 
 def execute_actions(pool: EnvPool, specs: Sequence[ActionSpec]) -> ActionExecutionResult:
     """Carries out one op per env, trains an epoch, and returns all that a controller may know afterwards."""
-    result = observe(pool.step(specs), pool.layout, pool.lifecycle)
+    result = observe(pool.step(specs))
     return replace(result, truncated_bootstrap_targets=dict.fromkeys(sorted(pool.lost_envs)))
 
 
 def observe_reset(pool: EnvPool, seeds: Sequence[EpisodeSeed]) -> ActionExecutionResult:
     """Starts one episode per seed and returns their first state."""
-    return observe(pool.reset(seeds), pool.layout, pool.lifecycle)
+    return observe(pool.reset(seeds))
 
 
 # ---- in a worker
@@ -105,8 +100,7 @@ def apply_action(env: ParallelEnvState, spec: ActionSpec) -> ActionOutcome:
     """
     assert env.epoch is not None
     env.rollback_reason = None
-    rng_seed = derive_seed(env.run_seed, env.env_id, env.episode, env.epoch, f"seed:{spec.slot}")
-    move = apply_op(env.model, spec, rng_seed)
+    move = apply_op(env.model, spec, env.seed.derive(env.epoch, f"seed:{spec.slot}"))
     if move is not None:
         env.note_move(move)
     automatic = begin_epoch(env.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.leyline import ActionExecutionResult, GradientEvidence
 from esper.simic.agent.tamiyo_inputs import Observation, make_observation
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.tamiyo.features import EnvView, FeatureContext, global_row, offer_rows, slot_rows
+from esper.tamiyo.features import EnvView, global_row, offer_rows, slot_rows
 from esper.tolaria.batches import Batch
 from esper.tolaria.runtime import LossScaler
 
@@ -80,25 +80,27 @@ def collect_gradient_telemetry_for_batch(env: ParallelEnvState) -> Mapping[str, 
 
 
 def batch_signals_to_features(
-    state: ActionExecutionResult, previous: ActionExecutionResult | None, context: FeatureContext
+    state: ActionExecutionResult, previous: ActionExecutionResult | None, envs: Sequence[int]
 ) -> Observation:
-    """What a policy sees of every env; `previous` is the state one step before, None at reset."""
-    seen = zip(state.reports, state.post_action_signals, state.post_action_slot_reports, strict=True)
+    """What a policy sees of some envs, by position, that have one layout.
+
+    `previous` is the state one step before, None at reset.
+    """
     views = [
         EnvView(
-            report=report,
-            signals=signals,
-            slots=slots,
+            report=state.reports[i],
+            signals=state.post_action_signals[i],
+            slots=state.post_action_slot_reports[i],
             masks=state.post_action_masks[i],
             previous=None if previous is None else previous.reports[i],
             outcome=state.outcomes[i] if state.outcomes else None,
-            context=context,
+            context=state.contexts[i],
         )
-        for i, (report, signals, slots) in enumerate(seen)
+        for i in envs
     ]
     return make_observation(
         [global_row(view) for view in views],
         [slot_rows(view) for view in views],
         [offer_rows(view) for view in views],
-        state.post_action_masks,
+        [view.masks for view in views],
     )

@@ -69,7 +69,7 @@ def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, f
 def measure_scale(pool: EnvPool, task: TaskSpec, runs: int) -> Calibration:
     """Plays hosts left alone and hosts that grow whenever they can, and takes their points."""
     config = reward_config(task, 1.0, RewardWeights(), None)
-    setting = Setting(layout=pool.layout, lifecycle=pool.lifecycle, run_seed=TUNING_RUN_SEEDS.start)
+    setting = Setting(layout=pool.context.layout, lifecycle=pool.context.lifecycle, run_seed=TUNING_RUN_SEEDS.start)
     seeds = [EpisodeSeed(env_id=n, episode=0, run_seed=TUNING_RUN_SEEDS[n]) for n in range(runs)]
     waiting = _play(pool, make_controller("wait_only", setting), seeds, task.horizon)
     curves = [[_points(report, config) for report in reports] for reports in waiting]

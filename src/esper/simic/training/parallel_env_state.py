@@ -26,8 +26,8 @@ from esper.leyline import (
     ActionSpec,
     Attribution,
     EnvSnapshot,
+    FeatureContext,
     GovernorState,
-    HostLayout,
     LayerGradientStats,
     RollbackReason,
     SeedStage,
@@ -54,29 +54,23 @@ from esper.simic.training.epoch_metrics import (
     write_metrics,
 )
 from esper.tamiyo.tracker import SignalTracker
-from esper.tolaria.engine import EngineEnv
+from esper.tolaria.engine import EngineEnv, TaskRows
 from esper.tolaria.executor.seat import Seat
 from esper.tolaria.governor import LabelFacts, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 
-SNAPSHOT_VERSION = 4
+SNAPSHOT_VERSION = 5
 
 
 @record
-class EnvSpec:
-    """What all envs of a run share."""
+class EnvRecipe:
+    """What all envs of a task share in a worker."""
 
     task: TaskSpec
-    layout: HostLayout
-    """Measured once for the run, because measuring is slow to start."""
+    context: FeatureContext
     rollback_ends_episode: bool
     """True where controllers are trained; False where the product is the host and training goes on."""
-
-
-@record
-class EnvRecipe(EnvSpec):
-    """What all envs of a worker share."""
-
+    rows: TaskRows
     sample: Tensor
     """Two rows as hosts are fed them."""
     labels: LabelFacts
@@ -314,8 +308,7 @@ class ParallelEnvState(EngineEnv):
         """The whole env as bytes, the last healthy state included."""
         states = {"now": self.capture(), "kept": self.kept}
         meta = {
-            "episode": self.episode,
-            "run_seed": self.run_seed,
+            "seed": asdict(self.seed),
             "task": self.recipe.task.name,
             "terminal": self.terminal,
             "state": self.state.value,

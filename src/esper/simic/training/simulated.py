@@ -23,7 +23,7 @@ GAINS_PP = (-5.0, 15.0)
 """Points that a seed may bring in the rehearsal of a task."""
 
 
-def build_simulated_worker(spec: SimulationSpec, beat: Beat) -> SimulatedWorker:
+def build_simulated_worker(spec: SimulationSpec | Sequence[SimulationSpec], beat: Beat) -> SimulatedWorker:
     """A worker for the pool, in whatever process this is called."""
     return SimulatedWorker(spec, beat)
 
@@ -36,8 +36,8 @@ def open_simulated(build: BuildWorker, spec: Any, workers: int | None) -> Iterat
         ValueError: The spec is of workers whose networks are wanted; there are none.
     """
     if isinstance(spec, WorkerSpec):
-        spec = rehearsal(spec.task, spec.layout)
-    if not isinstance(spec, SimulationSpec):
+        spec = tuple(rehearsal(entry.task, entry.context.layout) for entry in spec.tasks.values())
+    elif not isinstance(spec, SimulationSpec):
         raise ValueError(
             f"worker kind 'simulated' trains no networks, so there would be nothing to score or keep "
             f"({type(spec).__name__}). Use 'inline' or 'process'"
@@ -48,6 +48,7 @@ def open_simulated(build: BuildWorker, spec: Any, workers: int | None) -> Iterat
 def rehearsal(task: TaskSpec, layout: HostLayout) -> SimulationSpec:
     """A world with the places, names, sizes and limits of a task."""
     return SimulationSpec(
+        name=task.name,
         blueprints=tuple(_blueprint(task, layout, name) for name in layout.blueprints),
         horizon=task.horizon,
         slot_ids=layout.slot_ids,

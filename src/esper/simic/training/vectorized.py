@@ -26,7 +26,7 @@ from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
 from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, feature_context, network_shape
+from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
@@ -207,11 +207,14 @@ class AgentReads:
 
     def seen(self, facts: StepFacts, envs: Sequence[int]) -> dict[int, SeenByPolicy]:
         """How unusual what the policy decided on was."""
-        if facts.observation is None:
-            return {}
-        client = self._learner()
-        far_ND, far_NSF = client.agent.deviations(facts.observation)
-        return seen_by_policy(far_ND, far_NSF, envs, client.context.layout.slot_ids)
+        found: dict[int, SeenByPolicy] = {}
+        for group in facts.groups:
+            here = group.envs_G.tolist()
+            slot_ids = facts.before.contexts[here[0]].layout.slot_ids
+            asked = [here.index(env) for env in envs if env in here]
+            seen = seen_by_policy(*self._learner().agent.deviations(group.observation), asked, slot_ids)
+            found |= {here[position]: row for position, row in seen.items()}
+        return found
 
     def layers(self) -> list[LayerGradientStats] | None:
         """The gradients of the last minibatch, by layer; None if the update looked at none: what lies there is old."""
@@ -265,7 +268,7 @@ def open_trainer(
             scale = None if saved is None else saved.calibration
             if saved is None and config.calibration_runs:
                 scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache)
-            client = _client(config, task, pool.layout, len(data.train), scale, saved)
+            client = _client(config, task, pool.context.layout, scale, saved)
             parts = RunParts(
                 config=config,
                 task=task,
@@ -321,7 +324,6 @@ def _client(
     config: TrainingConfig,
     task: TaskSpec,
     layout: HostLayout,
-    train_rows: int,
     scale: Calibration | None,
     saved: RunState | None,
 ) -> SimicClient | FixedClient:
@@ -346,5 +348,4 @@ def _client(
         assert saved.reward_scale is not None
         agent = saved.agent
         scaling.load_state_dict(saved.reward_scale)
-    context = feature_context(task, layout, train_rows)
-    return SimicClient(agent, context, rewards, scaling, horizon=task.horizon, run_seed=config.seed)
+    return SimicClient(agent, rewards, scaling, horizon=task.horizon, run_seed=config.seed)

@@ -12,6 +12,7 @@ from esper.leyline import (
     ActionSpec,
     EnvSnapshot,
     EpisodeSeed,
+    FeatureContext,
     LifecycleOp,
     StepResult,
     TelemetryEventType,
@@ -19,7 +20,7 @@ from esper.leyline import (
 from esper.tamiyo.simulation.env import SimulatedEnv
 from esper.tamiyo.simulation.world import SimulationSpec
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 SILENT: frozenset[TelemetryEventType] = frozenset()
 
 
@@ -27,22 +28,27 @@ class SimulatedWorker:
     """A `Worker` whose hosts are formulas. Equal seeds and specs give equal bits.
 
     Args:
-        spec: The world.
+        worlds: One world, or several of different names.
         beat: Called with every step, which has one batch; may raise to stop it.
     """
 
     protocol_version = PROTOCOL_VERSION
 
-    def __init__(self, spec: SimulationSpec, beat: Callable[[int | None, int], None] = lambda epoch, batch: None):
-        self.spec = spec
+    def __init__(
+        self,
+        worlds: SimulationSpec | Sequence[SimulationSpec],
+        beat: Callable[[int | None, int], None] = lambda epoch, batch: None,
+    ) -> None:
+        listed = (worlds,) if isinstance(worlds, SimulationSpec) else worlds
+        self._worlds = {world.name: world for world in listed}
+        self.contexts = {world.name: world.context for world in listed}
         self._beat = beat
-        self.layout, self.lifecycle = spec.layout, spec.lifecycle
         self._envs: dict[int, SimulatedEnv] = {}
         self._taken: dict[int, list[ActionSpec]] = {}
 
     def reset(self, seeds: Sequence[EpisodeSeed]) -> StepResult:
         """Starts one episode per seed."""
-        self._envs = {seed.env_id: SimulatedEnv(self.spec, self.layout, seed) for seed in seeds}
+        self._envs = {seed.env_id: self._start(seed) for seed in seeds}
         self._taken = {seed.env_id: [] for seed in seeds}
         return self._result({})
 
@@ -74,17 +80,30 @@ class SimulatedWorker:
             for env_id, meta in facts.items()
         }
 
-    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> None:
-        """Replays the recorded episodes up to where they were saved."""
+    def restore(self, snapshots: Mapping[int, EnvSnapshot]) -> Mapping[int, FeatureContext]:
+        """Replays the recorded episodes up to where they were saved, in place of those that are here."""
+        self._envs, self._taken = {}, {}
         for env_id, snapshot in snapshots.items():
             if snapshot.version != SNAPSHOT_VERSION:
                 raise ValueError(f"expected a snapshot of version {SNAPSHOT_VERSION}, got {snapshot.version}")
             meta = json.loads(snapshot.meta_json)
-            self._envs[env_id] = env = SimulatedEnv(self.spec, self.layout, EpisodeSeed(**meta["seed"]))
+            self._envs[env_id] = env = self._start(EpisodeSeed(**meta["seed"]))
             self._taken[env_id] = [ActionSpec(**{**entry, "op": LifecycleOp(entry["op"])}) for entry in meta["taken"]]
             for spec in self._taken[env_id]:
                 env.step(spec, SILENT)
+        return self._contexts()
+
+    def _start(self, seed: EpisodeSeed) -> SimulatedEnv:
+        name = seed.task_among(self._worlds)
+        if name not in self._worlds:
+            raise ValueError(f"unknown simulated task {name!r}. Known: {', '.join(self._worlds)}")
+        return SimulatedEnv(self._worlds[name], self.contexts[name].layout, seed)
+
+    def _contexts(self) -> dict[int, FeatureContext]:
+        return {env_id: self.contexts[env.spec.name] for env_id, env in sorted(self._envs.items())}
 
     def _result(self, outcomes: Mapping[int, ActionOutcome]) -> StepResult:
         reports = {env_id: env.report for env_id, env in sorted(self._envs.items())}
-        return StepResult(protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports)
+        return StepResult(
+            protocol_version=PROTOCOL_VERSION, outcomes=outcomes, reports=reports, contexts=self._contexts()
+        )

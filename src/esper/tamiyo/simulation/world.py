@@ -15,13 +15,13 @@ from esper.leyline import (
     BlueprintCard,
     CoalitionTable,
     EpisodeSeed,
+    FeatureContext,
     HostLayout,
     LifecycleConfig,
     SeedStage,
     SlotConfig,
     SlotSpec,
     coalitions_to_measure,
-    derive_seed,
     record,
 )
 
@@ -90,6 +90,7 @@ class SimulationSpec:
     """One simulated task."""
 
     blueprints: tuple[SimulatedBlueprint, ...]
+    name: str = "simulated"
     horizon: int = 24
     slot_ids: tuple[str, ...] = ("r0c0", "r0c1", "r0c2")
     host: HostCurve = HostCurve()
@@ -153,6 +154,18 @@ class SimulationSpec:
             cards=(cards,) * count,
         )
 
+    @property
+    def context(self) -> FeatureContext:
+        """All that a controller may know of it beforehand."""
+        return FeatureContext(
+            task=self.name,
+            layout=self.layout,
+            lifecycle=self.lifecycle,
+            num_classes=self.num_classes,
+            train_rows=None,
+            steps_per_epoch=None,
+        )
+
     def blueprint(self, name: str) -> SimulatedBlueprint:
         """The blueprint of that name."""
         return next(blueprint for blueprint in self.blueprints if blueprint.name == name)
@@ -198,16 +211,11 @@ class SimulatedSlot:
     """Points the host would lack if this seed were switched off."""
 
 
-def draw_key(seed: EpisodeSeed, epoch: int | None, purpose: str) -> int:
-    """The key of one draw in this env and episode."""
-    return derive_seed(seed.run_seed, seed.env_id, seed.episode, epoch, purpose)
-
-
 def draw_right_blueprint(spec: SimulationSpec, seed: EpisodeSeed) -> str | None:
     """The blueprint this episode's cue points at; None in a world without cues."""
     if spec.cue is None:
         return None
-    return random.Random(draw_key(seed, None, "cue")).choice(spec.cue.blueprints)
+    return random.Random(seed.derive(None, "cue")).choice(spec.cue.blueprints)
 
 
 def draw_gain(spec: SimulationSpec, seed: EpisodeSeed, epoch: int, slot_id: str, name: str) -> float:
@@ -217,7 +225,7 @@ def draw_gain(spec: SimulationSpec, seed: EpisodeSeed, epoch: int, slot_id: str,
         return 0.0
     if blueprint.window is not None and not blueprint.window[0] <= epoch <= blueprint.window[1]:
         return 0.0
-    coin = random.Random(draw_key(seed, epoch, f"seed:{slot_id}"))
+    coin = random.Random(seed.derive(epoch, f"seed:{slot_id}"))
     if coin.random() < blueprint.harm_share:
         return -blueprint.harm_pp
     return blueprint.gain_pp[spec.slot_ids.index(slot_id)]
@@ -246,7 +254,7 @@ def measure_coalitions(
     committed = sum(1 << i for i, slot in enumerate(players) if slot.stage is SeedStage.FOSSILIZED)
     epochs_done = 0 if epoch is None else epoch + 1
     base = spec.host.accuracy_pct(epochs_done) - math.fsum(slot.scar_pp for slot in slots)
-    noise = random.Random(draw_key(seed, epoch, "noise")) if spec.noise_pp > 0.0 else None
+    noise = random.Random(seed.derive(epoch, "noise")) if spec.noise_pp > 0.0 else None
     accuracy: dict[int, float] = {}
     for mask in coalitions_to_measure(len(players), committed):
         points = base + _seed_points(spec, players, mask)
