@@ -17,7 +17,7 @@ from esper.simic.agent.policy import ValueHead, initialize_
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.ppo_update import UpdateSettings, compute_losses, env_minibatches
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer, _tensors
-from esper.simic.agent.tamiyo_inputs import OP, Cards, Observation, TamiyoInputs, one_step
+from esper.simic.agent.tamiyo_inputs import OP, Cards, EnvGroup, Observation, TamiyoInputs, one_step
 from tests.simic.agent.rounds import evaluate, learn_from, lived_buffer, same_bits, small_agent, small_world, weights
 
 
@@ -151,7 +151,7 @@ def test_the_buffer_gives_back_what_was_written() -> None:
     stored = _tensors(lived.storage)
     for tensor in stored:
         tensor.copy_(torch.randint(0, 2, tensor.shape, generator=generator))
-    copy = TamiyoRolloutBuffer.allocate(spec.horizon, _moment(lived), lived.storage.inputs.cards)
+    copy = TamiyoRolloutBuffer.allocate(spec.horizon, [_group(_moment(lived), lived.storage.inputs.cards)])
     for step in range(spec.horizon):
         copy.write(_row(lived, step))
     assert len(stored) == 16
@@ -165,6 +165,10 @@ def _moment(buffer: TamiyoRolloutBuffer) -> Observation:
     return Observation(
         obs_ND=seen.obs_TND, slot_obs_NSF=seen.slot_obs_TNSF, offers_NSPK=seen.offers_TNSPK, masks=seen.masks
     )
+
+
+def _group(moment: Observation, cards: Cards) -> EnvGroup:
+    return EnvGroup(envs_G=torch.arange(len(moment.obs_ND)), observation=moment, cards=cards)
 
 
 def _wait_or_not(agent: PPOAgent, moment: Observation, cards: Cards, episode: int) -> tuple[Tensor, PolicyOutput]:
@@ -199,7 +203,7 @@ def _head_norms(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> list[float]:
 def _one_step_episodes(
     moment: Observation, cards: Cards, decision: PolicyOutput, rewards_N: Tensor
 ) -> TamiyoRolloutBuffer:
-    buffer = TamiyoRolloutBuffer.allocate(1, moment, cards)
+    buffer = TamiyoRolloutBuffer.allocate(1, [_group(moment, cards)])
     yes_N = torch.ones(len(rewards_N), dtype=torch.bool)
     buffer.write(
         Rollout(
