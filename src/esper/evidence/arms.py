@@ -118,6 +118,8 @@ class EvaluationRequest:
     """Most parameters a host and its seeds may have together, in every arm."""
     budgets: tuple[int, ...] = ()
     """Sizes at which static_frontier trains a plain network; default: --budget alone."""
+    rows: int | None = None
+    """Training rows per epoch; default: the task's."""
     tuned: Path | None = None
     """A tuned.json whose parameters fixed controllers use."""
     data_dir: Path | None = None

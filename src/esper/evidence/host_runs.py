@@ -397,7 +397,7 @@ def score_network(network: torch.nn.Module, rows: SharedBatchIterator) -> tuple[
     return loss / count, 100.0 * correct / count
 
 
-def task_with(name: str, *, epochs: int | None, budget: int | None) -> TaskSpec:
-    """A task by name, with another horizon or parameter budget where one is given; checked as a whole."""
-    changes = {"horizon": epochs, "param_budget": budget}
+def task_with(name: str, *, epochs: int | None, budget: int | None, rows: int | None = None) -> TaskSpec:
+    """A task by name, with another horizon, budget or rows per epoch where one is given; checked as a whole."""
+    changes = {"horizon": epochs, "param_budget": budget, "samples_per_epoch": rows}
     return override(get_task_spec(name), **{field: value for field, value in changes.items() if value is not None})

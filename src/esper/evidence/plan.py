@@ -146,6 +146,11 @@ def _continued(manifest: EvaluationManifest, before: EvaluationManifest) -> Eval
     )
 
 
+def request_task(request: EvaluationRequest) -> TaskSpec:
+    """The task under the conditions that a request names."""
+    return task_with(request.task, epochs=request.epochs, budget=request.budget, rows=request.rows)
+
+
 def frontier_budgets(request: EvaluationRequest) -> tuple[int, ...]:
     """Sizes of the static frontier: those asked for, or the budget of the evaluation."""
     return request.budgets or (() if request.budget is None else (request.budget,))
@@ -176,7 +181,7 @@ def _task(request: EvaluationRequest, policies: Sequence[LoadedPolicy]) -> tuple
         epochs = _agreed("epochs", [policy.config.episode_length for policy in native])
     if native and budget is None:
         budget = _agreed("budget", [policy.config.param_budget for policy in native])
-    task = task_with(request.task, epochs=epochs, budget=budget)
+    task = request_task(replace(request, epochs=epochs, budget=budget))
     notes = []
     for policy in native:
         config = policy.config

@@ -25,6 +25,8 @@ class Study:
     """Where there is no recipe."""
     epochs: int | None = None
     """Of every run where there is no recipe; None: the task's own."""
+    rows: int | None = None
+    """Training rows per epoch, likewise."""
     budgets: tuple[int, ...] = ()
     """Where there is no recipe, one evaluation for each: the study is about size."""
     arms: tuple[str, ...] = ("all",)
@@ -50,6 +52,7 @@ _FRONTIER = Study(
     arms=(*RIVALS, "static_final", "static_frontier"),
     subject="search_tpe",
     policies=0,
+    search_episodes=480,
 )
 
 STUDIES: dict[str, Study] = {
@@ -67,23 +70,26 @@ STUDIES: dict[str, Study] = {
     "frontier-digits": _FRONTIER,
     "frontier-fashion": replace(
         _FRONTIER,
-        description="the same on Fashion-MNIST, 10,000 rows per epoch",
+        description="the same on Fashion-MNIST, with few rows per epoch: 12 epochs of 2,000",
         task="fashion_tiny",
         budgets=(8_000, 12_000, 20_000),
-        epochs=10,
+        arms=("schedule", "largest", "search_tpe", "static_final", "static_frontier"),
+        epochs=12,
+        rows=2_000,
         seeds=10,
         tune_episodes=16,
-        search_episodes=64,
+        search_episodes=32,
     ),
     "frontier-pydoc": replace(
         _FRONTIER,
         description="the same for a small language model, measured by its loss",
         task="pydoc_lm",
         budgets=(32_000, 48_000),
+        arms=("schedule", "largest", "static_final", "static_frontier"),
+        subject="largest",
         epochs=None,
-        seeds=10,
+        seeds=5,
         tune_episodes=8,
-        search_episodes=16,
     ),
     "digits_conv": Study(description="a small sighted host with some room to grow", preset="digits_conv"),
 }

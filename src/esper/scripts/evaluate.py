@@ -85,12 +85,11 @@ def _regenerate(results: Path, out: Path | None) -> None:
 
 
 def _tune(request: EvaluationRequest, episodes: int, search_episodes: int, workers: int) -> None:
-    from esper.evidence.host_runs import task_with
-    from esper.evidence.plan import frontier_budgets
+    from esper.evidence.plan import frontier_budgets, request_task
     from esper.evidence.tuning import load_tuned, tunable_arms, tune, tuned_table, write_tuned
     from esper.runtime.tasks import load_task_data
 
-    task, console = task_with(request.task, epochs=request.epochs, budget=request.budget), plain_console()
+    task, console = request_task(request), plain_console()
     arms, path = tunable_arms(request.arms, frontier_budgets(request)), request.folder / "tuned.json"
     data = load_task_data(task, request.data_dir)
     with progress_bar(console, width=12) as progress:

@@ -74,7 +74,8 @@ def _judge_sizes(study: Study, folder: Path, workers: int) -> None:
     assert study.task is not None
     folders = [folder / f"at_{budget}" for budget in study.budgets]
     for budget, out in zip(study.budgets, folders, strict=True):
-        _judge(study, EvaluationRequest(task=study.task, epochs=study.epochs, budget=budget, out=out), workers)
+        request = EvaluationRequest(task=study.task, epochs=study.epochs, rows=study.rows, budget=budget, out=out)
+        _judge(study, request, workers)
     publish_frontier(folders, folder)
     plain_console().print(f"Saved in {folder}: frontier.md, frontier.csv, frontier.png", soft_wrap=True)
 
