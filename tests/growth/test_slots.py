@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from esper.growth import Grower
 from esper.growth.network import AttachedNetwork, same_outputs
 from esper.growth.sites import call_model, find_sites
 from esper.growth.slot import SiteSlot
 from esper.kasmina import MorphogeneticModel, wrap_sequential
 from esper.leyline import DEFAULT_LIFECYCLE, SeedStage
+from esper.tamiyo.masks import masks
 from tests.growth.seeds import Habits, World, attach, train
 from tests.growth.test_sites import fingerprint
 from tests.growth.zoo import ROWS, ZOO, Animal, BasicBlock, Chain, ResNet
@@ -90,6 +93,19 @@ def test_a_chain_looks_to_controllers_as_the_bundled_kind_does() -> None:
     model = MorphogeneticModel(host, x)
     assert attached.layout == model.layout
     assert attached.reports() == model.reports()
+
+
+def test_what_is_allowed_in_a_chain_is_what_the_bundled_kind_allows() -> None:
+    torch.manual_seed(0)
+    chain, x = Chain(), torch.randn(ROWS, 3, 8, 8)
+    optimizer = torch.optim.SGD(chain.parameters(), lr=0.1)
+    grower = Grower(chain, x, optimizer, lambda model: (0.5, 1.0), epochs=8, sites=["1", "2"], budget=900)
+    host = wrap_sequential(copy.deepcopy(chain), {"r0c0": 1, "r0c1": 2}, "cnn", x)
+    model, lifecycle = MorphogeneticModel(host, x, grower.network.lifecycle), grower.network.lifecycle
+    (report,), (allowed,) = grower._state.reports, grower._state.post_action_masks
+    bundled = replace(report, slots=model.reports(), total_params=model.param_counts().total)
+    assert allowed == masks(bundled, model.layout, lifecycle)
+    assert 0 < sum(map(sum, allowed.blueprint_by_slot)) < sum(map(len, allowed.blueprint_by_slot)), "the budget bites"
 
 
 # ---- training behind the host

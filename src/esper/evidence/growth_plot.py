@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
@@ -41,7 +42,8 @@ def plot_growth(path: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> b
         height_ratios=[4, 0.5 + 0.4 * len(grown.model.slots)],
     )
     _draw_curves(curves, spec, alone, grown)
-    _draw_stages(stages, spec.horizon, grown)
+    slots = zip(*([slot.stage for slot in report.slots] for report in grown.reports), strict=True)
+    draw_stages(stages, dict(zip(grown.model.slots, slots, strict=True)))
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     plt.close(figure)
@@ -62,27 +64,16 @@ def _draw_curves(axes: Any, spec: TaskSpec, alone: HostRun, grown: HostRun) -> N
     axes.legend()
 
 
-def _draw_stages(axes: Any, horizon: int, run: HostRun) -> None:
-    slot_ids = list(run.model.slots)
-    for row, slot_id in enumerate(slot_ids):
-        for stage, start, stop in _stage_spans(run, slot_id, horizon):
-            axes.barh(row, stop - start, left=start, height=0.7, color=DRAWN_STAGES[stage][0])
-    axes.set(xlabel="epoch", ylim=(len(slot_ids) - 0.4, -0.6), xlim=(0, horizon + 1))
-    axes.set_yticks(range(len(slot_ids)), slot_ids)
+def draw_stages(axes: Any, lives: Mapping[str, Sequence[SeedStage]]) -> None:
+    """Draws the stage of every slot, epoch by epoch. An epoch ends below the point that a curve has for it."""
+    for row, stages in enumerate(lives.values()):
+        end = 0
+        for stage, same in groupby(stages):
+            start, end = end, end + len(list(same))
+            if stage in DRAWN_STAGES:
+                axes.barh(row, end - start, left=start, height=0.7, color=DRAWN_STAGES[stage][0])
+    axes.set(xlabel="epoch", ylim=(len(lives) - 0.4, -0.6))
+    axes.set_yticks(range(len(lives)), list(lives))
     handles = [axes.barh(-9, 0, color=color) for color, _ in DRAWN_STAGES.values()]
     words = [words for _, words in DRAWN_STAGES.values()]
     axes.legend(handles, words, ncols=4, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.45))
-
-
-def _stage_spans(run: HostRun, slot_id: str, horizon: int) -> list[tuple[SeedStage, int, int]]:
-    """(stage, first epoch, epoch after the last) of every drawn stage in one slot; epochs count from 1."""
-    position = list(run.model.slots).index(slot_id)
-    stages = [report.slots[position].stage for report in run.reports]
-    spans = []
-    epoch = 1
-    for stage, same in groupby(stages):
-        length = len(list(same))
-        if stage in DRAWN_STAGES:
-            spans.append((stage, epoch, min(epoch + length, horizon + 1)))
-        epoch += length
-    return spans

@@ -20,7 +20,8 @@ from esper.evidence.host_runs import HostRun, HostRunner, SideBySide
 from esper.evidence.static_networks import StaticNetwork, can_widen, widened
 from esper.growth.data import Data
 from esper.growth.grower import Grower
-from esper.growth.result import GrownSeed, GrowthResult, Section
+from esper.growth.history import SeedLife
+from esper.growth.result import GrowthResult, Section
 from esper.growth.scale import MetricScale
 from esper.growth.training import GrowthRun, GrowthSettings
 from esper.leyline import EpisodeSeed, SeedStage, derive_seed, record
@@ -361,7 +362,7 @@ def _finish(run: GrowthRun) -> GrowthResult:
     return run.finish()
 
 
-def _plant(grower: Grower, kept: Sequence[GrownSeed]) -> None:
+def _plant(grower: Grower, kept: Sequence[SeedLife]) -> None:
     """Makes seeds part of a network before its first epoch, at full strength."""
     by_site = {slot.site.name: slot for slot in grower.network.all_slots()}
     for seed in kept:

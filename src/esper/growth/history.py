@@ -71,6 +71,9 @@ class SeedLife:
     blended: int | None
     kept: int | None
     pruned: int | None
+    worth: float | None = None
+    """What the metric loses when this seed alone is switched off at the end, positive if it helps; None if it was not
+    kept. Being missed is not the same as having helped: receipts measure that."""
 
 
 def seed_lives(moves: Iterable[GrowthMove]) -> tuple[SeedLife, ...]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.evidence.growth_plot import DRAWN_STAGES
-from esper.growth.history import GrowthEpoch
+from esper.evidence.growth_plot import draw_stages
 from esper.karn.charts import BLUE, VERMILION, new_figure, svg_of
-from esper.leyline import SeedStage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +34,8 @@ def _draw(result: GrowthResult) -> Figure:
     figure = new_figure(3.6 + 0.3 * len(sites))
     curves, stages = figure.subplots(2, 1, sharex=True, height_ratios=[4, 0.5 + 0.4 * len(sites)])
     _draw_curve(curves, result)
-    _draw_stages(stages, result.history, sites)
+    lives = zip(*(entry.stages for entry in result.history), strict=True)
+    draw_stages(stages, dict(zip(sites, lives, strict=True)))
     return figure
 
 
@@ -57,25 +54,3 @@ def _draw_curve(axes: Any, result: GrowthResult) -> None:
         title=f"{model}: {result.host_params:,} parameters grown to {result.params:,}",
     )
     axes.legend()
-
-
-def _draw_stages(axes: Any, history: Sequence[GrowthEpoch], sites: Sequence[str]) -> None:
-    for row in range(len(sites)):
-        for stage, start, stop in _spans([entry.stages[row] for entry in history]):
-            axes.barh(row, stop - start, left=start, height=0.7, color=DRAWN_STAGES[stage][0])
-    axes.set(xlabel="epoch", ylim=(len(sites) - 0.4, -0.6), xlim=(0, len(history) + 1))
-    axes.set_yticks(range(len(sites)), sites)
-    handles = [axes.barh(-9, 0, color=color) for color, _ in DRAWN_STAGES.values()]
-    words = [words for _, words in DRAWN_STAGES.values()]
-    axes.legend(handles, words, ncols=4, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.5))
-
-
-def _spans(stages: Sequence[SeedStage]) -> list[tuple[SeedStage, int, int]]:
-    """(stage, first epoch, epoch after the last) of every drawn stage in one slot; epochs count from 1."""
-    spans, epoch = [], 1
-    for stage, same in groupby(stages):
-        length = len(list(same))
-        if stage in DRAWN_STAGES:
-            spans.append((stage, epoch, epoch + length))
-        epoch += length
-    return spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +40,6 @@ class Section:
         return "\n".join([self.title, *aligned([self.columns, *self.rows]), self.note])
 
 
-@record
-class GrownSeed(SeedLife):
-    """A seed, and what became of it."""
-
-    worth: float | None
-    """What the metric loses when this seed alone is switched off at the end, positive if it helps; None if it was not
-    kept. Being missed is not the same as having helped: `receipts` measures that."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowthResult:
     """A grown model and how it came about. Epochs count from 0."""
@@ -62,7 +53,7 @@ class GrowthResult:
     """Of the model before the first epoch."""
     host_params: int
     params: int
-    seeds: tuple[GrownSeed, ...]
+    seeds: tuple[SeedLife, ...]
     """Every seed that was planted."""
     history: tuple[GrowthEpoch, ...]
     moves: tuple[GrowthMove, ...]
@@ -80,7 +71,7 @@ class GrowthResult:
     """Whether growing pays; None if it was not asked for."""
 
     @property
-    def kept(self) -> tuple[GrownSeed, ...]:
+    def kept(self) -> tuple[SeedLife, ...]:
         """The seeds that are part of the model."""
         return tuple(seed for seed in self.seeds if seed.kept is not None and seed.pruned is None)
 
@@ -187,13 +178,8 @@ class GrowthResult:
 def grown_result(grower: Grower, score: Score, worth: dict[str, float | None]) -> GrowthResult:
     """The result of a grower that has taken out what was not kept."""
     counts = grower.network.param_counts()
-    seeds = [
-        GrownSeed(
-            **{entry.name: getattr(life, entry.name) for entry in fields(SeedLife)},
-            worth=worth.get(life.slot_id) if life.kept is not None else None,
-        )
-        for life in seed_lives(grower.moves)
-    ]
+    lives = seed_lives(grower.moves)
+    seeds = [life if life.kept is None else replace(life, worth=worth.get(life.slot_id)) for life in lives]
     return GrowthResult(
         model=grower.model,
         metric=score.metric,
