@@ -122,6 +122,8 @@ class EvaluationRequest:
     """Training rows per epoch; default: the task's."""
     tuned: Path | None = None
     """A tuned.json whose parameters fixed controllers use."""
+    backend: str = "auto"
+    """What trains hosts: native (compiled), torch, or auto: native where every network of the task allows it."""
     data_dir: Path | None = None
     """Where the data lies, if not in a usual place."""
     out: Path | None = None

@@ -156,10 +156,17 @@ class HostRunner(ExitStack):
         data: Train and val are read; test is not.
         workers: Processes; 1 runs everything in this one. Results are the same bits.
         networks: Networks to start with, by run seed; None starts every run with the task's bare host.
+        backend: What trains them, as `choose_backend` found.
     """
 
     def __init__(
-        self, task: TaskSpec, data: Dataset, *, workers: int = 1, networks: Mapping[int, StaticNetwork] | None = None
+        self,
+        task: TaskSpec,
+        data: Dataset,
+        *,
+        workers: int = 1,
+        networks: Mapping[int, StaticNetwork] | None = None,
+        backend: str = "torch",
     ) -> None:
         if workers < 1:
             raise ValueError(f"--workers must be at least 1, got {workers}")
@@ -169,7 +176,7 @@ class HostRunner(ExitStack):
         self._rows_per_epoch = rows - rows % task.batch_size  # a short last batch is left out
         with ExitStack() as stack:
             scratch = stack.enter_context(scratch_folder())
-            spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False)
+            spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False, backend=backend)
             hosts = HostWorkerSpec(worker=spec, networks=networks)
             kind = "process" if workers > 1 else "inline"
             pool = EnginePool(build_host_worker, hosts, kind=kind, workers=workers, wanted=SEED_EVENTS)

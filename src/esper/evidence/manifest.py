@@ -83,6 +83,8 @@ class EvaluationManifest:
     versions: Mapping[str, str]
     machine: Mapping[str, Any]
     sessions: tuple[EvaluationSession, ...]
+    backend: str = "torch"
+    """What trained the hosts, with its version; rows of two backends are never paired."""
     test_openings: int | None
     """How often this test split was opened on this machine, this time included; None: the record is not writable."""
 

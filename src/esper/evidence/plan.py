@@ -40,6 +40,8 @@ from esper.leyline.rng import FIRST_EVALUATION_SEED
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec, count_host_params, load_task_data
 from esper.simic.run.run_state import LoadedPolicy, load_policy
+from esper.simic.training.backend import choose_backend
+from esper.tolaria.executor.available import backend_version
 
 
 def prepare(request: EvaluationRequest) -> Evaluation:
@@ -52,6 +54,7 @@ def prepare(request: EvaluationRequest) -> Evaluation:
     policies = load_policies(places)
     task, notes = _task(request, policies)
     data = load_task_data(task, request.data_dir)
+    backend = choose_backend(request.backend, task, data)
     store = ResultStore(request.folder)
     default = (*DEFAULT_ARMS, GREEDY, "random") if policies else DEFAULT_ARMS
     started = list(dict.fromkeys(row.arm for row in store.results.values()))  # they stay
@@ -72,8 +75,10 @@ def prepare(request: EvaluationRequest) -> Evaluation:
         for arm in lineup.arms
         if arm.budget is not None and arm.name not in settings
     ]
+    if backend.note is not None:
+        notes.append(f"Hosts are trained by {backend.name}: {backend.note}.")
     lineup = replace(lineup, notes=(*lineup.notes, *notes))
-    manifest = _manifest(request, task, data, lineup, policies, settings, tuning)
+    manifest = _manifest(request, task, data, lineup, policies, settings, tuning, backend_version(backend.name))
     store.require(manifest.setup, set(manifest.policy_ids))
     if store.results and (request.folder / MANIFEST).is_file():
         manifest = _continued(manifest, EvaluationManifest.load(request.folder))
@@ -85,6 +90,7 @@ def prepare(request: EvaluationRequest) -> Evaluation:
         policies={policy_id(policy): policy for policy in policies},
         store=store,
         manifest=manifest,
+        backend=backend.name,
     )
 
 
@@ -96,10 +102,11 @@ def _manifest(
     policies: Sequence[LoadedPolicy],
     settings: Mapping[str, Any],
     tuning: Mapping[str, Any] | None,
+    backend: str,
 ) -> EvaluationManifest:
     """The manifest of a first start."""
     code = code_version()
-    facts = f"{task} {data.sha256} {sorted(settings.items())} {lineup.subject} {code}"
+    facts = f"{task} {data.sha256} {sorted(settings.items())} {lineup.subject} {code} {backend}"
     return EvaluationManifest(
         schema_version=EVALUATION_FORMAT,
         setup=hashlib.sha256(facts.encode()).hexdigest()[:12],
@@ -118,6 +125,7 @@ def _manifest(
         run_seeds=tuple(range(FIRST_EVALUATION_SEED, FIRST_EVALUATION_SEED + request.seeds)),
         arms=lineup.names,
         subject=lineup.subject,
+        backend=backend,
         settings=settings,
         tuning=tuning,
         policies=tuple(map(policy_facts, policies)),

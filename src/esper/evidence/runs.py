@@ -59,6 +59,8 @@ class Evaluation:
     """Where finished runs are; arms that depend on others look there."""
     manifest: EvaluationManifest
     """As it is at the start."""
+    backend: str
+    """What trains the hosts of all arms: native or torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,13 @@ class Arena(ExitStack):
         if self._runner is None or self._static_for != static_for:
             self.close()
             networks = None if static_for is None else self._networks(*static_for)
-            runner = HostRunner(self._task, self._evaluation.data, workers=self._workers, networks=networks)
+            runner = HostRunner(
+                self._task,
+                self._evaluation.data,
+                workers=self._workers,
+                networks=networks,
+                backend=self._evaluation.backend,
+            )
             self._runner, self._static_for = self.enter_context(runner), static_for
         return self._runner
 

@@ -30,6 +30,7 @@ from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.tamiyo.rules import PLACES
 from esper.tamiyo.schedule import ScheduleEntry, read_schedule, schedule_json
+from esper.tolaria.executor.available import backend_version
 
 SEEDS_PER_SETTING = 4
 TUNED_FORMAT = 2
@@ -107,18 +108,20 @@ class Tuner:
         task: Host, epochs, budget.
         data: Train and val are read.
         workers: Processes.
+        backend: What trains the hosts.
     """
 
-    def __init__(self, task: TaskSpec, data: Dataset, *, workers: int) -> None:
+    def __init__(self, task: TaskSpec, data: Dataset, *, workers: int, backend: str = "torch") -> None:
         self._task = task
         self._data = data
         self._workers = workers
+        self._backend = backend
         self.num_episodes = 0
         self.training_macs = 0
         self._runner: HostRunner | None = None
 
     def __enter__(self) -> Tuner:
-        self._runner = HostRunner(self._task, self._data, workers=self._workers)
+        self._runner = HostRunner(self._task, self._data, workers=self._workers, backend=self._backend)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -164,6 +167,7 @@ def tune(
     search_episodes: int,
     workers: int,
     before: Mapping[str, Any] | None = None,
+    backend: str = "torch",
     on_setting: OnSetting = lambda line, num_done: None,
     on_arm: Callable[[Mapping[str, Any]], None] = lambda content: None,
 ) -> dict[str, Any]:
@@ -187,14 +191,14 @@ def tune(
         raise ValueError(
             f"--tune-episodes must be a multiple of {SEEDS_PER_SETTING}, the run seeds per setting, got {episodes}"
         )
-    content = _conditions(task, data)
+    content = _conditions(task, data, backend)
     known = before["arms"] if before is not None and {**before, "arms": {}} == {**content, "arms": {}} else {}
     for arm in arms:
         wanted = search_episodes if arm.searched else episodes
         if arm.name in known and known[arm.name]["asked_episodes"] == wanted:
             content["arms"][arm.name] = known[arm.name]
             continue
-        with Tuner(task, data, workers=workers) as tuner:
+        with Tuner(task, data, workers=workers, backend=backend) as tuner:
             choose = _search if arm.searched else _choose
             found = choose(arm, task, tuner, wanted, on_setting)
             cost = {"episodes": tuner.num_episodes, "training_macs": tuner.training_macs}
@@ -203,7 +207,7 @@ def tune(
     return content
 
 
-def _conditions(task: TaskSpec, data: Dataset) -> dict[str, Any]:
+def _conditions(task: TaskSpec, data: Dataset, backend: str) -> dict[str, Any]:
     return {
         "format": TUNED_FORMAT,
         "code": code_version(),
@@ -211,6 +215,7 @@ def _conditions(task: TaskSpec, data: Dataset) -> dict[str, Any]:
         "data_sha256": data.sha256,
         "horizon": task.horizon,
         "budget": task.lifecycle.param_budget,
+        "backend": backend_version(backend),
         "first_seed": TUNING_RUN_SEEDS.start,
         "metric": f"committed controller-validation {task.metric}",
         "arms": {},

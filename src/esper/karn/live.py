@@ -19,7 +19,7 @@ from rich.text import Text
 from esper.karn.console import STYLES, clean, describe, duration, figure
 from esper.karn.diagnosis import Diagnosis, diagnose
 from esper.karn.view import ATTENTION, RunView
-from esper.leyline import BatchSummary, LoggedEvent, Severity, TelemetryEventType
+from esper.leyline import BatchSummary, LoggedEvent, RunStarted, Severity, TelemetryEventType
 
 PRINTED_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
 """Warnings that the command itself prints on stderr."""
@@ -159,6 +159,8 @@ class LiveConsole:
         if self._view is None:
             self._view = RunView(last_seq=line.seq - 1)  # a resumed run does not begin at 0
         self._view.add(line)
+        if isinstance(line.data, RunStarted) and line.data.backend is not None:
+            self._print(Text(f"{self._label}: hosts are trained by {line.data.backend}"))
         if isinstance(line.data, BatchSummary):
             self._round(line, line.data)
             return True

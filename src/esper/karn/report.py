@@ -86,6 +86,7 @@ def _provenance(history: RunHistory) -> Iterator[tuple[str, str]]:
 _ABSENT = {
     "cuda_version": "no",
     "amp_dtype": "no",
+    "backend": "torch",
     "resumed_from": "no",
     "param_budget": "no limit",
     "reward_mode": "none",

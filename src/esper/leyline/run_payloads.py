@@ -48,6 +48,8 @@ class RunStarted:
     worker_kind: str
     """inline: hosts run in this process; process: in workers."""
     num_workers: int
+    backend: str | None = None
+    """What trains hosts, with its version: torch, native 1, ...; None in logs from before there was a choice."""
     devices: tuple[str, ...]
     amp_dtype: str | None = None
     """Mixed precision of the hosts; None for none."""

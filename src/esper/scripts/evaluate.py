@@ -88,6 +88,7 @@ def _tune(request: EvaluationRequest, episodes: int, search_episodes: int, worke
     from esper.evidence.plan import frontier_budgets, request_task
     from esper.evidence.tuning import load_tuned, tunable_arms, tune, tuned_table, write_tuned
     from esper.runtime.tasks import load_task_data
+    from esper.simic.training.backend import choose_backend
 
     task, console = request_task(request), plain_console()
     arms, path = tunable_arms(request.arms, frontier_budgets(request)), request.folder / "tuned.json"
@@ -100,6 +101,7 @@ def _tune(request: EvaluationRequest, episodes: int, search_episodes: int, worke
             if not console.is_terminal:
                 console.print(line, highlight=False)
 
+        backend = choose_backend(request.backend, task, data).name
         chosen = tune(
             task,
             data,
@@ -107,6 +109,7 @@ def _tune(request: EvaluationRequest, episodes: int, search_episodes: int, worke
             episodes=episodes,
             search_episodes=search_episodes,
             workers=workers,
+            backend=backend,
             before=load_tuned(path) if path.is_file() else None,
             on_setting=show,
             on_arm=lambda content: write_tuned(path, content),

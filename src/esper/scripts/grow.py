@@ -95,6 +95,9 @@ def grow_command(
     resume: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Go on with the unfinished run of your model in --out.")
     ] = False,
+    backend: Annotated[
+        str, tyro.conf.arg(help="What trains a bundled task: native (compiled), torch, or auto; own models: torch.")
+    ] = "auto",
     data_dir: Annotated[
         Path | None, tyro.conf.arg(help="Where the data of a task lies, if not in a usual place.")
     ] = None,
@@ -120,7 +123,9 @@ def grow_command(
             raise ValueError(
                 "--data, --sites, --list-sites, --receipts and --resume are for your own model; give --model"
             )
-        _grow_task(task or DEFAULT_TASK, controller or "schedule", blueprint, seed, epochs, budget, data_dir, out)
+        _grow_task(
+            task or DEFAULT_TASK, controller or "schedule", blueprint, seed, epochs, budget, backend, data_dir, out
+        )
         return
     if task is not None or data_dir is not None or blueprint is not None:
         raise ValueError("--task, --data-dir and --blueprint are for bundled tasks; leave them out with --model")
@@ -153,6 +158,7 @@ def _grow_task(
     seed: int,
     epochs: int | None,
     budget: int | None,
+    backend: str,
     data_dir: Path | None,
     out: Path | None,
 ) -> None:
@@ -160,13 +166,16 @@ def _grow_task(
     from esper.evidence.host_runs import HostRunner, task_with
     from esper.kasmina import export_model, save_model
     from esper.runtime.tasks import load_task_data
+    from esper.simic.training.backend import choose_backend
+    from esper.tolaria.executor.available import backend_version
 
     spec = task_with(task, epochs=epochs, budget=budget)
     folder = Path("runs") / f"grow-{spec.name}" if out is None else out
     data = load_task_data(spec, data_dir)
     seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=seed)]
     console = plain_console()
-    with HostRunner(spec, data) as runner:
+    chosen = choose_backend(backend, spec, data)
+    with HostRunner(spec, data, backend=chosen.name) as runner:
         deciding = _deciding(runner, controller, blueprint, seed)
         folder.mkdir(parents=True, exist_ok=True)
         console.print(Text.assemble((spec.name, "bold"), f": {spec.description}"), soft_wrap=True)
@@ -174,6 +183,8 @@ def _grow_task(
             f"{data.description}; {len(data.train):,} rows to train on, {len(data.val):,} to validate on",
             soft_wrap=True,
         )
+        why = "" if chosen.note is None else f" ({chosen.note})"
+        console.print(f"trained by {backend_version(chosen.name)}{why}", soft_wrap=True)
         with progress_bar(console, width=10, facts=True) as progress:
             watch = _reporter(progress, console, "left alone", spec)
             (alone,) = runner.run(runner.controller("wait_only"), seeds, watch)

@@ -22,6 +22,7 @@ def study_command(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=f"One of {', '.join(STUDIES)}.")],
     out: Annotated[Path, tyro.conf.arg(help="Folder for runs and results.")] = Path("runs/studies"),
     workers: Annotated[int | None, tyro.conf.arg(help="Worker processes; default: one per core.")] = None,
+    backend: Annotated[str, tyro.conf.arg(help="What trains hosts: auto, native or torch.")] = "auto",
     policies: Annotated[
         int | None, tyro.conf.arg(help="Policies to train; default: the study's own. One speaks for itself only.")
     ] = None,
@@ -53,28 +54,34 @@ def study_command(
     if quick:
         study = replace(study, seeds=5, tune_episodes=16, search_episodes=16)
     if study.preset is None:
-        _judge_sizes(study, folder, count)
+        _judge_sizes(study, folder, count, backend)
         return
-    config = policy_config(study, count)
+    config = with_overrides(policy_config(study, count), {"backend": backend})
     runs = [folder / f"policy-{seed}" for seed in range(num_policies)]
     for seed, path in enumerate(runs):
         if (start := start_policy(with_overrides(config, {"seed": seed}), path)) is not None:
             run_and_show(start, None)
             _require_whole_log(path)
     request = EvaluationRequest(
-        task=config.task, epochs=config.episode_length, budget=config.param_budget, out=folder / "evaluation"
+        task=config.task,
+        epochs=config.episode_length,
+        budget=config.param_budget,
+        out=folder / "evaluation",
+        backend=backend,
     )
     _judge(study, replace(request, policy=tuple(map(str, runs))), count)
 
 
-def _judge_sizes(study: Study, folder: Path, workers: int) -> None:
+def _judge_sizes(study: Study, folder: Path, workers: int, backend: str) -> None:
     """One evaluation for each budget, then all of them as one table and picture."""
     from esper.evidence.frontier import publish_frontier
 
     assert study.task is not None
     folders = [folder / f"at_{budget}" for budget in study.budgets]
     for budget, out in zip(study.budgets, folders, strict=True):
-        request = EvaluationRequest(task=study.task, epochs=study.epochs, rows=study.rows, budget=budget, out=out)
+        request = EvaluationRequest(
+            task=study.task, epochs=study.epochs, rows=study.rows, budget=budget, out=out, backend=backend
+        )
         _judge(study, request, workers)
     publish_frontier(folders, folder)
     plain_console().print(f"Saved in {folder}: frontier.md, frontier.csv, frontier.png", soft_wrap=True)

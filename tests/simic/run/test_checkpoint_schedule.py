@@ -154,7 +154,7 @@ def test_identity_is_what_the_bits_depend_on() -> None:
     here = identity()
     assert here["torch"] == torch.__version__
     assert here["esper"] == esper.__version__
-    assert set(here) == {"esper", "torch", "python", "platform", "cpu_capability", "threads"}
+    assert set(here) == {"esper", "torch", "python", "platform", "cpu_capability", "threads", "native"}
     assert identity_differences(here, identity()) == ()
     before = torch.get_num_threads()
     try:

@@ -19,6 +19,8 @@ from esper.leyline import HostLayout, RunStarted
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.simic.training.config import TrainingConfig
+from esper.tolaria.executor.available import VERSION as NATIVE_VERSION
+from esper.tolaria.executor.available import backend_version
 
 Identity = Mapping[str, str | int | bool]
 NOT_PROMISED = "bitwise equality not promised"
@@ -35,6 +37,7 @@ def identity() -> dict[str, str | int | bool]:
         "platform": f"{platform.system()}-{platform.machine()}",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "native": NATIVE_VERSION,
     }
 
 
@@ -85,6 +88,7 @@ def run_started(
         reward_mode=config.reward_mode,
         worker_kind=workers[0],
         num_workers=workers[1],
+        backend=backend_version(config.backend),
         devices=tuple(config.device.split(",")),
         amp_dtype=None if config.amp == "off" else config.amp,
         level=config.level,

@@ -33,6 +33,7 @@ from esper.simic.run.run_dir import RunDir, create_run, open_run
 from esper.simic.run.run_state import RunState, read_own
 from esper.simic.training.config import FREE_ON_RESUME, TrainingConfig, resume_differences, with_overrides
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.tolaria.executor.available import VERSION
 from esper.tolaria.worker import StepCancelled
 
 TRACEBACK_CHARACTERS = 2_000
@@ -111,11 +112,19 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
     checkpoint, saved, rejected = newest_valid(run, partial(read_own, run.run_id))
     for one in rejected:
         complain(f"{one.name} rejected: {one.reason}. Using {checkpoint.path.name}")
+    if changes.get("backend") == "auto":
+        changes = {name: value for name, value in changes.items() if name != "backend"}  # the run has made its choice
     config = with_overrides(saved.config, changes)
     if changed := resume_differences(saved.config, config):
         free = ", ".join(f"--{name.replace('_', '-')}" for name in FREE_ON_RESUME)
         raise ValueError(
             f"cannot change on resume: {'; '.join(changed)}. Only {free} may differ; start a new run for the rest"
+        )
+    trained_by = checkpoint.facts.identity.get("native")
+    if config.backend == "native" and trained_by != VERSION:
+        raise ValueError(
+            f"{run.run_id} was trained by version {trained_by} of the native backend, this is version {VERSION}, and "
+            "its hosts would not be the same. Start a new run, or go on with the release it was started with"
         )
     done = checkpoint.facts.index
     if config.rounds < done:

@@ -26,6 +26,7 @@ from esper.simic.training.action_execution import EnvPool
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import make_controller
+from esper.tolaria.executor.available import backend_version
 
 MAX_BYTES = 10_000_000
 """A larger file is none of ours."""
@@ -44,7 +45,9 @@ def reward_config(task: TaskSpec, gamma: float, weights: RewardWeights, scale: C
     )
 
 
-def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, folder: Path | None) -> Calibration:
+def load_or_calibrate(
+    pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, folder: Path | None, backend: str = "torch"
+) -> Calibration:
     """The scale from its file, or measured now on `runs` hosts of each kind and filed; without a folder, measured.
 
     Raises:
@@ -52,7 +55,9 @@ def load_or_calibrate(pool: EnvPool, task: TaskSpec, data: Dataset, runs: int, f
     """
     if folder is None:
         return measure_scale(pool, task, runs)
-    key = json.dumps([asdict(task), data.sha256, runs, __version__], sort_keys=True, default=str)
+    key = json.dumps(
+        [asdict(task), data.sha256, runs, __version__, backend_version(backend)], sort_keys=True, default=str
+    )
     path = folder / f"{task.name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     try:
         return msgspec.convert(loads_json(read_regular(path, MAX_BYTES)), Calibration)

@@ -30,6 +30,7 @@ from esper.simic.agent.config import (
 from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
+from esper.tolaria.executor.available import BACKENDS
 from esper.tolaria.kinds import WORKER_KINDS, find_worker_kind, worker_kind_names
 
 LEARNED = "ppo"
@@ -96,6 +97,11 @@ class TrainingConfig(Hyperparameters):
         None,
         group="machine",
     )
+    backend: str = option(
+        "what trains hosts: native (compiled), torch, or auto: native where it can; runs of two backends never mix",
+        "auto",
+        group="machine",
+    )
     device: str = option("where hosts are trained, such as cpu or cuda:0,cuda:1", "cpu", group="machine")
     amp: str = option("mixed precision on a GPU: off, auto, bf16 or fp16", "off", group="machine")
 
@@ -140,6 +146,7 @@ class TrainingConfig(Hyperparameters):
         Hyperparameters.__post_init__(self)
         if self.worker_kind not in (AUTO, *WORKER_KINDS):
             _one_of("worker_kind", self.worker_kind, (AUTO, *worker_kind_names()))
+        _one_of("backend", self.backend, BACKENDS)
         _one_of("level", self.level, LEVELS)
         _one_of("console", self.console, CONSOLES)
         get_mode(self.reward_mode)

@@ -22,6 +22,7 @@ PAIRED: tuple[str, ...] = (
     "envs",
     "episode_length",
     "param_budget",
+    "backend",
     "device",
     "amp",
     "calibration_runs",

@@ -35,7 +35,7 @@ from esper.simic.training.counterfactual_eval import process_fused_val_batch, re
 from esper.simic.training.parallel_env_state import EnvRecipe, ParallelEnvState, read_snapshot
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.batches import SharedBatchIterator, StoredTensor, store
-from esper.tolaria.engine import Beat, EnvOps, TaskRows, VectorizedEngine
+from esper.tolaria.engine import Beat, EnvOps, Executor, TaskRows, VectorizedEngine
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import Placement, parse_devices
@@ -108,6 +108,8 @@ class WorkerSpec:
     rollback_ends_episode: bool
     devices: str
     amp: str
+    backend: str = "torch"
+    """native or torch; `choose_backend` finds out."""
     batches: type[SharedBatchIterator] = SharedBatchIterator
     """What gathers rows into batches, in the worker."""
 
@@ -125,6 +127,7 @@ def make_worker_spec(
     scratch: Path | None = None,
     devices: str = "cpu",
     amp: str = "off",
+    backend: str = "torch",
     rollback_ends_episode: bool = True,
     batches: type[SharedBatchIterator] = SharedBatchIterator,
 ) -> WorkerSpec:
@@ -132,7 +135,8 @@ def make_worker_spec(
 
     Every task has its data; what several of them share is stored once. Large data is copied to the folder `scratch`,
     which all workers map; without it every worker is sent its own copy. `rollback_ends_episode` is False where the
-    product is the host and training goes on after a rollback.
+    product is the host and training goes on after a rollback. `backend` is what `choose_backend` found, which has also
+    compiled it, or every worker would.
     """
     parse_devices(devices)
     listed = [tasks] if isinstance(tasks, TaskSpec) else tasks
@@ -147,6 +151,7 @@ def make_worker_spec(
         rollback_ends_episode=rollback_ends_episode,
         devices=devices,
         amp=amp,
+        backend=backend,
         batches=batches,
     )
 
@@ -184,7 +189,7 @@ def build_worker(
         return create(recipes(seed.task_among(spec.tasks)), seed, placement)
 
     return VectorizedEngine(
-        env_ops(create_env),
+        env_ops(create_env, spec.backend),
         {name: entry.context for name, entry in spec.tasks.items()},
         devices=parse_devices(spec.devices),
         amp=spec.amp,
@@ -334,12 +339,21 @@ def configure_slot_telemetry(env: ParallelEnvState, wanted: frozenset[TelemetryE
 # ---- the functions an engine is made of
 
 
-def env_ops(create: Callable[[EpisodeSeed, Placement], ParallelEnvState]) -> EnvOps[ParallelEnvState]:
+def env_ops(
+    create: Callable[[EpisodeSeed, Placement], ParallelEnvState], backend: str = "torch"
+) -> EnvOps[ParallelEnvState]:
     """What an engine does to envs."""
+    executors: list[Executor[ParallelEnvState]] = [
+        TorchExecutor(train_batch=process_train_batch, eval_batch=process_fused_val_batch)
+    ]
+    if backend == "native":
+        from esper.simic.training.native_executor import NativeExecutor  # numba takes a while to load
+
+        executors.insert(0, NativeExecutor())
     return EnvOps(
         create=create,
         apply=_apply,
-        executors=(TorchExecutor(train_batch=process_train_batch, eval_batch=process_fused_val_batch),),
+        executors=executors,
         report=_report,
         seed_of=_seed_of,
     )

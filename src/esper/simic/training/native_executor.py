@@ -48,6 +48,8 @@ class NativeExecutor:
             return f"it is on {env.placement.device}, or in mixed precision"
         if env.recipe.task.batch_size < 2:
             return "its batches have one row"
+        if env.recipe.sample.dtype is not torch.float32:
+            return f"its inputs are {env.recipe.sample.dtype}"
         try:
             self._train_program(env)
             self._val_program(env)
@@ -115,7 +117,8 @@ def _topology(env: ParallelEnvState) -> Hashable:
         for slot in env.model.all_slots()
         if slot.stage.has_seed and slot.blend is not None
     ]
-    return (env.recipe.task.name, tuple(slots))
+    task = env.recipe.task
+    return (str(task.host), env.recipe.sample.shape[1:], task.slots, tuple(slots))
 
 
 def seat_of(env: ParallelEnvState) -> Seat:
@@ -153,7 +156,12 @@ def _trace_model(
     trace = Trace(*seat.memory(), training=coalitions is None, overrides=overrides)
     x = trace.begin(sample.shape[1:])
     with _mode(model, training=coalitions is None), torch.no_grad():
-        outputs = [model(x)] if coalitions is None else model.forward_coalitions(x, coalitions)
+        try:
+            outputs = [model(x)] if coalitions is None else model.forward_coalitions(x, coalitions)
+        except Unsupported:
+            raise
+        except Exception as error:  # code of any module may look at values, and these tensors have none
+            raise Unsupported(f"it cannot be traced ({type(error).__name__}: {error})") from error
         for row, logits in enumerate(outputs):
             trace.loss(_traced(logits), row)
     return build_program(

@@ -45,6 +45,7 @@ from esper.simic.telemetry.debug_telemetry import (
 from esper.simic.telemetry.decisions import seen_by_policy
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, compute_grad_norm_surrogate
 from esper.simic.telemetry.telemetry_config import Exporter
+from esper.simic.training.backend import choose_backend
 from esper.simic.training.calibration import load_or_calibrate, reward_config
 from esper.simic.training.config import AUTO, LEARNED, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
@@ -256,18 +257,28 @@ def open_trainer(
     """
     task, stop = training_task(config), StopSignals() if stop is None else stop
     data = load_task_data(task, data_dir)
+    backend = choose_backend(config.backend, task, data, device=config.device, amp=config.amp)
+    if backend.note is not None:
+        complain(f"backend {backend.name}: {backend.note}")
+    config = replace(config, backend=backend.name)  # what a checkpoint goes on with
     kind, workers = worker_plan(config)
     with scratch_folder() as folder:
         scratch = folder if find_worker_kind(kind).shares_files else None
         spec = make_worker_spec(
-            task, data, scratch=scratch, devices=config.device, amp=config.amp, batches=SharedBatchIterator
+            task,
+            data,
+            scratch=scratch,
+            devices=config.device,
+            amp=config.amp,
+            backend=backend.name,
+            batches=SharedBatchIterator,
         )
         options = worker_options(config)
         with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink, options=options) as pool:
             stop.watch(pool.cancel)
             scale = None if saved is None else saved.calibration
             if saved is None and config.calibration_runs:
-                scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache)
+                scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache, config.backend)
             client = _client(config, task, pool.context.layout, scale, saved)
             parts = RunParts(
                 config=config,

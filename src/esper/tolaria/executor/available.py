@@ -1,4 +1,4 @@
-"""Whether compiled code can run on this machine, and which backend a run takes. Cheap to ask: numba is not imported."""
+"""Whether compiled code can run on this machine. Cheap to ask: numba is not imported."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 
+BACKENDS: tuple[str, ...] = ("auto", "native", "torch")
+"""Who trains hosts: compiled code, torch, or the first if it can."""
 VERSION = 1
 """Of the bits that the native executor computes: a change that moves one raises it."""
 NOTICE_S = 3.0
 """Loading takes a second at most; what takes longer is compiling."""
+
+
+def backend_version(name: str) -> str:
+    """What the bits of a host depend on, such as "native 1": runs of different ones are never paired or continued."""
+    return f"{name} {VERSION}" if name == "native" else name
 
 
 def why_not_native() -> str | None:
