@@ -16,10 +16,15 @@ def bench_engine_command(
     workers: int | None = None,
     steps: int = 30,
     samples: int | None = None,
+    backends_only: bool = False,
     data_dir: Path | None = None,
     out: Path | None = None,
 ) -> None:
     """Measure the engine against plain PyTorch loops: same hosts, batches and validation, same processes, in turns.
+
+    First both backends and plain loops train hosts without seeds, with three kept ones and with a mix of stages, in
+    one process and in turns; that table is in CPU time, and says how far compiled code is from the speed of matrix
+    products. The rest is about torch.
 
     Every step is done twice, once by plain loops and once by the engine under a controller that only waits, and the
     two must reach the same losses. Then seeds grow until three are alive, to show what seeds and the measuring of
@@ -31,9 +36,11 @@ def bench_engine_command(
         workers: Processes; as many as there are usable cores if not given.
         steps: Epochs measured on each side.
         samples: Training rows per epoch; the task's own number if not given.
+        backends_only: Stop after the table of backends.
         data_dir: Where the task's data is.
         out: File to write all figures to, as JSON.
     """
+    from benchmarks.backends import backends_table, compare_backends
     from benchmarks.engine_figures import bench_task, run_bench, show
     from esper.runtime.tasks import load_task_data
     from esper.simic.training.env_factory import make_worker_spec
@@ -45,8 +52,14 @@ def bench_engine_command(
     console = plain_console()
     with tempfile.TemporaryDirectory(prefix="esper-bench-") as scratch:
         data = load_task_data(spec, data_dir)
-        figures = run_bench(make_worker_spec(spec, data, scratch=Path(scratch)), envs, count, steps, console)
-    show(console, figures)
+        workers_spec = make_worker_spec(spec, data, scratch=Path(scratch))
+        with console.status(f"{spec.name}: both backends and plain loops"):
+            backends = compare_backends(workers_spec, envs, max(3, steps // 3))
+        console.print(backends_table(spec.name, backends))
+        figures = {} if backends_only else run_bench(workers_spec, envs, count, steps, console)
+    if figures:
+        show(console, figures)
+    figures["backends"] = backends
     if out is not None:
         write_figures(out, figures)
         console.print(f"written: {out}", soft_wrap=True)

@@ -218,14 +218,14 @@ def compare(pool: EnginePool, envs: int, steps: int) -> dict[str, Any]:
     plain, engine = [pair[0] for pair in used], [pair[1] for pair in used]
     return {
         **counts,
-        "plain_host_epochs_per_s": _spread([envs / phase.wall_s for phase in plain]),
-        "engine_host_epochs_per_s": _spread([envs / phase.wall_s for phase in engine]),
-        "throughput_wall": _spread([p.wall_s / e.wall_s for p, e in used]),
-        "throughput_cpu": _spread([p.cpu_s / e.cpu_s for p, e in used]),
-        "parent_ms_per_env_step": _spread([1e3 * phase.parent_s / envs for phase in engine]),
-        "parent_share": _spread([phase.parent_s / phase.wall_s for phase in engine]),
-        "waiting_share": _spread([1.0 - phase.busiest_s / phase.wall_s for phase in engine]),
-        "plain_waiting_share": _spread([1.0 - phase.busiest_s / phase.wall_s for phase in plain]),
+        "plain_host_epochs_per_s": spread([envs / phase.wall_s for phase in plain]),
+        "engine_host_epochs_per_s": spread([envs / phase.wall_s for phase in engine]),
+        "throughput_wall": spread([p.wall_s / e.wall_s for p, e in used]),
+        "throughput_cpu": spread([p.cpu_s / e.cpu_s for p, e in used]),
+        "parent_ms_per_env_step": spread([1e3 * phase.parent_s / envs for phase in engine]),
+        "parent_share": spread([phase.parent_s / phase.wall_s for phase in engine]),
+        "waiting_share": spread([1.0 - phase.busiest_s / phase.wall_s for phase in engine]),
+        "plain_waiting_share": spread([1.0 - phase.busiest_s / phase.wall_s for phase in plain]),
     }
 
 
@@ -278,11 +278,11 @@ def grow(pool: EnginePool, envs: int, repeats: int) -> list[dict[str, Any]]:
                 "blended": len(state.reports[0].coalitions.slot_ids),
                 "coalitions": len(state.reports[0].coalitions.loss),
                 "params_ratio": state.reports[0].total_params / state.reports[0].host_params,
-                "step_over_plain_host_cpu": _spread(ratios),
-                "modules_over_flat_cpu": _spread(gains),
-                "passes_over_plain_pass": _spread([table / plain for plain, _, table in times]),
-                "passes_over_own_pass": _spread([table / single for _, single, table in times]),
-                "validation_ms": _spread([1e3 * plain for plain, _, _ in times]),
+                "step_over_plain_host_cpu": spread(ratios),
+                "modules_over_flat_cpu": spread(gains),
+                "passes_over_plain_pass": spread([table / plain for plain, _, table in times]),
+                "passes_over_own_pass": spread([table / single for _, single, table in times]),
+                "validation_ms": spread([1e3 * plain for plain, _, _ in times]),
             }
         )
     return rows
@@ -295,7 +295,7 @@ def _throughput(pool: EnginePool, envs: int, steps: int) -> dict[str, float]:
         state, phase = meter.measure(_play, pool, controller, state)
         if step >= WARM_UP:
             phases.append(envs / phase.wall_s)
-    return _spread(phases)
+    return spread(phases)
 
 
 def scale(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, Any]:
@@ -303,11 +303,11 @@ def scale(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str, An
     used, plain, counts = _in_turns((spec, 1), (spec, workers), envs, steps)
     return {
         "workers": workers,
-        "speed_up": _spread([a.wall_s / b.wall_s for a, b in used]),
-        "plain_speed_up": _spread([a.wall_s / b.wall_s for a, b in plain]),
-        "cpu_all_over_one": _spread([b.cpu_s / a.cpu_s for a, b in used]),
-        "plain_cpu_all_over_one": _spread([b.cpu_s / a.cpu_s for a, b in plain]),
-        "waiting_share": _spread([1.0 - b.busiest_s / b.wall_s for _, b in used]),
+        "speed_up": spread([a.wall_s / b.wall_s for a, b in used]),
+        "plain_speed_up": spread([a.wall_s / b.wall_s for a, b in plain]),
+        "cpu_all_over_one": spread([b.cpu_s / a.cpu_s for a, b in used]),
+        "plain_cpu_all_over_one": spread([b.cpu_s / a.cpu_s for a, b in plain]),
+        "waiting_share": spread([1.0 - b.busiest_s / b.wall_s for _, b in used]),
         **counts,
     }
 
@@ -319,7 +319,7 @@ def slot_cost(spec: WorkerSpec, envs: int, workers: int, steps: int) -> dict[str
     fewer = replace(entry, task=override(task, slots=task.slots[:1]), context=replace(entry.context, layout=one_slot))
     narrow = replace(spec, tasks={task.name: fewer})
     used, _, counts = _in_turns((narrow, workers), (spec, workers), envs, steps)
-    ratio = _spread([b.cpu_s / a.cpu_s for a, b in used])
+    ratio = spread([b.cpu_s / a.cpu_s for a, b in used])
     return {"slots": len(layout.slots), "step_over_one_slot_cpu": ratio, **counts}
 
 
@@ -361,7 +361,7 @@ def _memory(pool: EnginePool, envs: int, empty: Sequence[int | None]) -> dict[st
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and quartiles."""
     if len(values) < 2:
         return {"median": values[0], "low": values[0], "high": values[0]}

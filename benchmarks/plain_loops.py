@@ -40,12 +40,20 @@ from esper.tolaria.engine import Beat
 
 
 class PlainLoop:
-    """One host and the loop a person would write for it."""
+    """One host, or another network, and the loop a person would write for it."""
 
-    def __init__(self, task: TaskSpec, seed: EpisodeSeed, train: SharedBatchIterator, val: SharedBatchIterator) -> None:
-        rng_seed = derive_seed(seed.run_seed, seed.env_id, seed.episode, None, "init")
-        host = build_host(task.host, generator_for(rng_seed))
-        self.model = nn.Sequential(*host.segments)
+    def __init__(
+        self,
+        task: TaskSpec,
+        seed: EpisodeSeed,
+        train: SharedBatchIterator,
+        val: SharedBatchIterator,
+        network: nn.Sequential | None = None,
+    ) -> None:
+        if network is None:
+            rng_seed = derive_seed(seed.run_seed, seed.env_id, seed.episode, None, "init")
+            network = nn.Sequential(*build_host(task.host, generator_for(rng_seed)).segments)
+        self.model = network
         if task.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.params = list(self.model.parameters())

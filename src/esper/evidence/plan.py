@@ -90,7 +90,6 @@ def prepare(request: EvaluationRequest) -> Evaluation:
         policies={policy_id(policy): policy for policy in policies},
         store=store,
         manifest=manifest,
-        backend=backend.name,
     )
 
 

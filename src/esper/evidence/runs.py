@@ -59,8 +59,11 @@ class Evaluation:
     """Where finished runs are; arms that depend on others look there."""
     manifest: EvaluationManifest
     """As it is at the start."""
-    backend: str
-    """What trains the hosts of all arms: native or torch."""
+
+    @property
+    def backend(self) -> str:
+        """What trains the hosts of all arms: native or torch."""
+        return self.manifest.backend.partition(" ")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,8 +51,7 @@ class NativeExecutor:
         if env.recipe.sample.dtype is not torch.float32:
             return f"its inputs are {env.recipe.sample.dtype}"
         try:
-            self._train_program(env)
-            self._val_program(env)
+            self.programs(env)
         except Unsupported as error:
             return str(error)
         return None
@@ -61,7 +60,7 @@ class NativeExecutor:
 
     def train(self, envs: Sequence[ParallelEnvState], batches: Batches) -> None:
         """One epoch of every env, some batches at a time."""
-        epochs = [_Epoch(env, self._train_program(env), seat_of(env)) for env in envs]
+        epochs = [_Epoch(env, self._program(env, None), seat_of(env)) for env in envs]
         for rows in _chunks(batches, envs[0].recipe.task.num_classes):
             for epoch in epochs:
                 with epoch.env.placement.train_timer:
@@ -81,7 +80,8 @@ class NativeExecutor:
 
     def _validate(self, env: ParallelEnvState, chunks: Sequence[Rows]) -> None:
         totals = np.zeros((len(env.plan.coalitions), 2))
-        program, seat, alphas = self._val_program(env), seat_of(env), _alphas(env.model)
+        program, seat = self._program(env, env.plan.coalitions), seat_of(env)
+        alphas = _alphas(env.model)
         for rows in chunks:
             self._workspace.validate(program, seat, rows, scalars=alphas, totals=totals)
             env.val_rows += int(rows.counts.sum())
@@ -90,11 +90,13 @@ class NativeExecutor:
 
     # ---- programs
 
-    def _train_program(self, env: ParallelEnvState) -> Program:
-        return self._program(env, None)
+    def programs(self, env: ParallelEnvState) -> tuple[Program, Program]:
+        """What trains the env's network as it is now, and what validates it.
 
-    def _val_program(self, env: ParallelEnvState) -> Program:
-        return self._program(env, env.plan.coalitions)
+        Raises:
+            Unsupported: There is no such program.
+        """
+        return self._program(env, None), self._program(env, env.plan.coalitions)
 
     def _program(self, env: ParallelEnvState, coalitions: tuple[frozenset[str], ...] | None) -> Program:
         seat = seat_of(env)

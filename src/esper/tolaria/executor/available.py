@@ -40,7 +40,9 @@ def warm_up(say: Callable[[str], None] = lambda text: None) -> None:
 
     Processes that start at the same time would wait for each other; who starts them calls this first.
     """
-    notice = threading.Timer(NOTICE_S, say, ["compiling the native executor, once on this machine (half a minute)"])
+    notice = threading.Timer(
+        NOTICE_S, say, ["loading the native executor; its first time on a machine, it is compiled (half a minute)"]
+    )
     notice.daemon = True
     notice.start()
     try:
