@@ -44,14 +44,15 @@ class Env:
     train_loss_sum: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     train_correct: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     train_rows: int = 0
-    stations: list[Station] | None = None
+
+    def stations(self) -> list[Station]:
+        return flat_stations(self.model)
 
 
 def train(run: Run, placement: Placement, epochs: int = 1) -> float:
     """Mean training loss of some epochs."""
     env = Env(run.model, run.optimizer, placement)
     run.model.train()
-    env.stations = flat_stations(run.model)
     for _ in range(epochs):
         for index, (inputs, targets) in enumerate(run.batches):
             process_train_batch(env, Batch(index=index, inputs=inputs, targets=targets))  # type: ignore[arg-type]

@@ -14,7 +14,15 @@ from esper.tolaria.executor.seat import Seat
 from esper.tolaria.executor.trace import Unsupported
 from esper.tolaria.executor.workspace import Learning, pack
 from esper.tolaria.optim import GrowingOptimizer
-from tests.tolaria.executor.harness import groups_of, no_meters, optimizer_of, program_of, seat_of, workspace
+from tests.tolaria.executor.harness import (
+    batch_norms,
+    groups_of,
+    no_meters,
+    optimizer_of,
+    program_of,
+    seat_of,
+    workspace,
+)
 
 KINDS = {"adamw": ("adamw", 0.0), "sgd": ("sgd", 0.9), "sgd without momentum": ("sgd", 0.0)}
 NONE = np.zeros(0, np.float32)
@@ -101,22 +109,22 @@ def test_a_seat_knows_when_its_tensors_were_replaced():
     module = network()
     optimizer = optimizer_of(module)
     seat = train_native(module, optimizer, rows(2))
-    norms = [module[1]]
-    assert seat.fits(groups_of(module), norms)
+    assert seat.fits()
     module.load_state_dict(copy.deepcopy(module.state_dict()))
-    assert seat.fits(groups_of(module), norms), "values were copied into place"
+    assert seat.fits(), "values were copied into place"
     optimizer.load_named_state(copy.deepcopy(optimizer.named_state()))
-    assert not seat.fits(groups_of(module), norms), "the optimizer has other tensors"
+    assert not seat.fits(), "the optimizer has other tensors"
     seat = seat_of(module, optimizer)
-    assert seat.fits(groups_of(module), norms)
+    assert seat.fits()
     optimizer.load_named_state({})
-    assert not seat.fits(groups_of(module), norms), "the optimizer has forgotten"
+    assert not seat.fits(), "the optimizer has forgotten"
     seat = seat_of(module, optimizer)
     module[1].running_mean.data = torch.zeros(5)
-    assert not seat.fits(groups_of(module), norms)
-    seat = seat_of(module, optimizer)
-    module[4].weight = nn.Parameter(torch.zeros(4, 80))
-    assert not seat.fits(groups_of(module), norms)
+    assert not seat.fits()
+    seat = Seat(groups_of(module), batch_norms(module), optimizer, [module[4], None])
+    assert seat.fits([module[4], None])
+    assert not seat.fits([nn.Linear(80, 4), None]), "another part has come"
+    assert not seat.fits([module[4]])
 
 
 def test_what_cannot_live_in_flat_memory_is_refused_untouched():

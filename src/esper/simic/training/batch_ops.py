@@ -23,10 +23,10 @@ def process_train_batch(env: ParallelEnvState, batch: Batch) -> None:
     optimizer, placement = env.optimizer, env.placement
     optimizer.zero_grad()
     if placement.dtype is None:
-        logits = env.model(batch.inputs, env.stations)
+        logits = env.model(batch.inputs, env.stations())
     else:
         with placement.autocast():
-            logits = env.model(batch.inputs, env.stations)
+            logits = env.model(batch.inputs, env.stations())
     loss, num_correct, rows = _mean_loss(logits, batch.targets)
     if placement.scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ def _mean_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, int]:
 def process_val_batch(env: ParallelEnvState, batch: Batch) -> None:
     """Validates the network as it stands, all seeds on."""
     with torch.inference_mode():
-        add_validation(env, env.model(batch.inputs, env.stations)[None], batch.targets)
+        add_validation(env, env.model(batch.inputs, env.stations())[None], batch.targets)
 
 
 def add_validation(env: ParallelEnvState, logits_KBC: Tensor, targets: Tensor) -> None:

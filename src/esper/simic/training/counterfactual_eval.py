@@ -43,7 +43,7 @@ def process_fused_val_batch(env: ParallelEnvState, batch: Batch) -> None:
     if len(env.plan.coalitions) == 1:
         process_val_batch(env, batch)
         return
-    outputs = env.model.forward_coalitions(batch.inputs, env.plan.coalitions, env.stations)
+    outputs = env.model.forward_coalitions(batch.inputs, env.plan.coalitions, env.stations())
     with torch.inference_mode():
         add_validation(env, torch.stack(outputs), batch.targets)
 

@@ -60,7 +60,7 @@ class NativeExecutor:
 
     def train(self, envs: Sequence[ParallelEnvState], batches: Batches) -> None:
         """One epoch of every env, some batches at a time."""
-        epochs = [_Epoch(env, self._program(env, None), seat_of(env)) for env in envs]
+        epochs = [_Epoch(env, self._program(env, seat, None), seat) for env in envs for seat in (seat_of(env),)]
         for rows in _chunks(batches, envs[0].recipe.task.num_classes):
             for epoch in epochs:
                 with epoch.env.placement.train_timer:
@@ -80,8 +80,8 @@ class NativeExecutor:
 
     def _validate(self, env: ParallelEnvState, chunks: Sequence[Rows]) -> None:
         totals = np.zeros((len(env.plan.coalitions), 2))
-        program, seat = self._program(env, env.plan.coalitions), seat_of(env)
-        alphas = _alphas(env.model)
+        seat, alphas = seat_of(env), _alphas(env.model)
+        program = self._program(env, seat, env.plan.coalitions)
         for rows in chunks:
             self._workspace.validate(program, seat, rows, scalars=alphas, totals=totals)
             env.val_rows += int(rows.counts.sum())
@@ -96,11 +96,11 @@ class NativeExecutor:
         Raises:
             Unsupported: There is no such program.
         """
-        return self._program(env, None), self._program(env, env.plan.coalitions)
-
-    def _program(self, env: ParallelEnvState, coalitions: tuple[frozenset[str], ...] | None) -> Program:
         seat = seat_of(env)
-        key = (_topology(env), coalitions, tuple(seat.tensors[:, 1].tolist()), len(seat.stats))
+        return self._program(env, seat, None), self._program(env, seat, env.plan.coalitions)
+
+    def _program(self, env: ParallelEnvState, seat: Seat, coalitions: tuple[frozenset[str], ...] | None) -> Program:
+        key = (_topology(env), coalitions, seat.shape)
         if key not in self._programs:
             try:
                 self._programs[key] = _trace_model(env.model, seat, env.recipe.sample, coalitions)
@@ -129,10 +129,10 @@ def seat_of(env: ParallelEnvState) -> Seat:
     Raises:
         Unsupported: It cannot be moved.
     """
-    groups = env.model.parameter_groups()
-    norms = [part for part in env.model.modules() if isinstance(part, Norm)]
-    if env.seat is None or not env.seat.fits(groups, norms):
-        env.seat = Seat(groups, norms, env.optimizer)
+    parts = [part for slot in env.model.all_slots() for part in (slot.seed, slot.gate)]
+    if env.seat is None or not env.seat.fits(parts):
+        norms = [part for part in env.model.modules() if isinstance(part, Norm)]
+        env.seat = Seat(env.model.parameter_groups(), norms, env.optimizer, parts)
     return env.seat
 
 

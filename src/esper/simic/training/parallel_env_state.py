@@ -90,8 +90,8 @@ class ParallelEnvState(EngineEnv):
     metrics: EpochMetrics | None = None
     signals: TrainingSignals | None = None
     plan: CoalitionPlan = field(init=False)
-    stations: list[Station] | None = None
-    """The way through the model in the present pass."""
+    _stations: list[Station] | None = None
+    _training: bool = False
     kept: ModelState | None = None
     """The last healthy state."""
     state: GovernorState = GovernorState.HEALTHY
@@ -148,16 +148,21 @@ class ParallelEnvState(EngineEnv):
     def begin_training(self) -> None:
         """Before the first batch of an epoch."""
         self.zero_accumulators()
-        self.model.train()
-        self.stations = flat_stations(self.model)
+        self._stations, self._training = None, True
 
     def begin_validation(self) -> None:
         """After the last batch: books the size of the weights, which shows whether they are finite."""
         with torch.no_grad():
             norms = torch._foreach_norm([*self.optimizer.parameters()])
             self.totals[PARAM_NORM] = torch.stack(norms).sum()
-        self.model.eval()
-        self.stations = flat_stations(self.model)
+        self._stations, self._training = None, False
+
+    def stations(self) -> list[Station]:
+        """The way through the model in the present pass, with the model in its mode; made when torch needs it."""
+        if self._stations is None:
+            self.model.train(self._training)
+            self._stations = flat_stations(self.model)
+        return self._stations
 
     def numbers(self) -> Tensor:
         """The totals, and what optimizer, seeds, loss scaler and a close look at the gradients have to say."""

@@ -28,6 +28,7 @@ class Seat:
         groups: Group name -> parameter name -> parameter, the host first. Their order is the order in memory.
         norms: All batch norms of the network.
         optimizer: Holds the state of the parameters, or none yet.
+        parts: Modules that come and go with the network's topology: while they are these, so are all tensors.
 
     Raises:
         Unsupported: A tensor cannot live in flat memory. Nothing has moved.
@@ -38,8 +39,10 @@ class Seat:
         groups: Mapping[str, Mapping[str, nn.Parameter]],
         norms: Sequence[Norm],
         optimizer: GrowingOptimizer,
+        parts: Sequence[nn.Module | None] = (),
     ) -> None:
         self.names = tuple(groups)
+        self._parts = list(parts)
         self._optimizer = optimizer
         self._params = [param for group in groups.values() for param in group.values()]
         self._norms = list(norms)
@@ -48,6 +51,8 @@ class Seat:
         ends = np.cumsum([0, *(_room(param.numel()) for param in self._params)])
         self.tensors = np.stack([ends[:-1], ends[1:]], 1).astype(np.int64)
         """(start, stop) of each parameter; gaps behind them hold zeros."""
+        self.shape = (*ends[1:].tolist(), sum(norm.num_features for norm in self._norms))
+        """Equal for networks whose tensors lie in the same places."""
         counts = np.cumsum([0, *(len(group) for group in groups.values())])
         self.groups = np.stack([counts[:-1], counts[1:]], 1).astype(np.int64)
         """(first, last + 1) parameter of each group."""
@@ -74,7 +79,7 @@ class Seat:
                 if entries.keys() <= state.get(param, {}).keys():
                     for name, view in entries.items():
                         view.copy_(state[param][name])
-                    state[param] = dict(entries)
+                    state[param] = entries
                 place = self._flat[start : start + param.numel()].view(param.shape)
                 place.copy_(param)
                 param.data = place
@@ -102,22 +107,19 @@ class Seat:
         norms = [getattr(norm, name) for norm in self._norms for name in ("running_mean", "running_var")]
         return [*self._params, *norms]
 
-    def fits(self, groups: Mapping[str, Mapping[str, nn.Parameter]], norms: Sequence[Norm]) -> bool:
-        """True if these are the tensors that live here, and they still do, with their optimizer state."""
-        params = [param for group in groups.values() for param in group.values()]
-        if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
-            return False
-        if len(norms) != len(self._norms) or any(a is not b for a, b in zip(norms, self._norms, strict=True)):
+    def fits(self, parts: Sequence[nn.Module | None] = ()) -> bool:
+        """True if the network still has these parts and its tensors still live here, with their optimizer state."""
+        if len(parts) != len(self._parts) or any(a is not b for a, b in zip(parts, self._parts, strict=True)):
             return False
         if [tensor.data_ptr() for tensor in self._buffers()] != self._addresses:
             return False
         state = self._optimizer.state
         for index, (param, entries) in enumerate(self._views):
-            known = state.get(param, {})
-            if known:
-                if any(known.get(name) is not view for name, view in entries.items()):
+            known = state.get(param)
+            if known is None:
+                if entries and self.steps[index] != 0:
                     return False
-            elif entries and self.steps[index] != 0:
+            elif known is not entries:
                 return False
         return True
 
@@ -130,7 +132,7 @@ class Seat:
         state = self._optimizer.state
         for index, (param, entries) in enumerate(self._views):
             if entries and self.steps[index] > 0 and param not in state:
-                state[param] = dict(entries)
+                state[param] = entries
 
     def count_batches(self, num_batches: int) -> None:
         """Tells all batch norms how many batches they have seen."""
