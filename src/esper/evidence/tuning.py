@@ -150,7 +150,9 @@ class Tuner:
             return self.runner.run(self._controllers(arm, params, seeds), seeds)
         network = StaticNetwork(host=read_host(params["host"]), kept=())
         networks = {seed.run_seed: network for seed in seeds}
-        with HostRunner(self._task, self._data, workers=self._workers, networks=networks) as runner:
+        with HostRunner(
+            self._task, self._data, workers=self._workers, networks=networks, backend=self._backend
+        ) as runner:
             return runner.run(runner.controller(BASELINE), seeds)
 
     def _controllers(self, arm: Arm, params: Mapping[str, Any], seeds: Sequence[EpisodeSeed]) -> SideBySide:
@@ -180,6 +182,7 @@ def tune(
         episodes: Of every arm.
         search_episodes: Of every search for a schedule.
         workers: Processes.
+        backend: What trains the hosts.
         before: The content of an earlier tuned.json; arms that it holds under the same conditions are not tuned again.
         on_setting: Called after every setting with a line about it, and how many episodes it took.
         on_arm: Called with all there is so far whenever an arm is done.
