@@ -12,6 +12,7 @@ from benchmarks.engine import bench_engine_command
 from benchmarks.grow import bench_grow_command
 from benchmarks.grow_env import bench_gym_command
 from benchmarks.ppo import bench_ppo_command
+from benchmarks.rounds import bench_rounds_command
 from benchmarks.telemetry import bench_telemetry_command
 from benchmarks.viewers import bench_viewers_command
 
@@ -20,6 +21,7 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
     "coalitions": bench_coalitions_command,
     "grow": bench_grow_command,
     "ppo": bench_ppo_command,
+    "rounds": bench_rounds_command,
     "gym": bench_gym_command,
     "telemetry": bench_telemetry_command,
     "viewers": bench_viewers_command,
