@@ -48,8 +48,9 @@ def compare_backends(spec: WorkerSpec, envs: int, steps: int) -> list[dict[str, 
 def _compare(spec: WorkerSpec, state: str, envs: int, steps: int) -> dict[str, Any]:
     seeds = episode_seeds(0, STATES.index(state), envs)
     engines = {name: _grown_engine(replace(spec, backend=name), state, seeds) for name in ("torch", "native")}
-    rows = make_batches(spec)
-    plain = [PlainLoop(spec.task, seed, *rows, network) for seed, network in zip(seeds, _wired(engines), strict=True)]
+    task = spec.only.task
+    rows = make_batches(task, spec.only.open())
+    plain = [PlainLoop(task, seed, *rows, network) for seed, network in zip(seeds, _wired(engines), strict=True)]
     sides: dict[str, Callable[[int], list[float]]] = {
         "plain": lambda epoch: [loop.epoch(epoch)[0] for loop in plain],
         "torch": lambda epoch: _losses(engines["torch"]),
@@ -105,7 +106,9 @@ def _grown_engine(spec: WorkerSpec, state: str, seeds: Sequence[EpisodeSeed]) ->
         draw = random.Random(env.env_id)
         for slot in env.model.all_slots() if state != "empty" else ():
             stage = SeedStage.FOSSILIZED if state == "three kept seeds" else draw.choice((None, *LIFE))
-            fitting = [key for key in spec.task.blueprint_keys if env.model.layout.card(slot.spec.slot_id, key).fits]
+            fitting = [
+                key for key in spec.only.task.blueprint_keys if env.model.layout.card(slot.spec.slot_id, key).fits
+            ]
             if stage is not None:
                 _plant(env, slot.spec.slot_id, draw.choice(fitting), stage)
         env.plan = plan_coalitions(env.model)

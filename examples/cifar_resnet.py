@@ -49,7 +49,8 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer3(self.layer2(self.layer1(self.stem(x))))
-        return self.head(h.mean((2, 3)))
+        out: Tensor = self.head(h.mean((2, 3)))
+        return out
 
 
 def make_model(width: float = 1.0) -> nn.Module:

@@ -24,7 +24,8 @@ def make_model(width: float = 1.0) -> nn.Module:
     config = GPT2Config(
         vocab_size=256, n_positions=CONTEXT, n_embd=size, n_layer=3, n_head=3, bos_token_id=0, eos_token_id=0
     )
-    return GPT2LMHeadModel(config)
+    model: nn.Module = GPT2LMHeadModel(config)
+    return model
 
 
 def make_data() -> tuple[Rows, Rows, Rows]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.kasmina import MorphogeneticModel, SeedSlot
 from esper.leyline import SeedStage
 from esper.simic.training.parallel_env_state import ParallelEnvState
-from esper.tolaria.engine import Batches
+from esper.tolaria.engine import Batches, TaskRows
 from esper.tolaria.executor.program import Program, build_program
 from esper.tolaria.executor.seat import Norm, Seat
 from esper.tolaria.executor.trace import Trace, Traced, Unsupported
@@ -27,6 +27,8 @@ CHUNK_BYTES = 16_000_000
 """Training batches that are laid out at a time."""
 VAL_ROWS = 64
 """Rows per validation pass: what fits into the cache."""
+MOST_TASKS = 16
+"""Tasks whose validation rows stay laid out."""
 CPU = torch.device("cpu")
 
 
@@ -36,7 +38,8 @@ class NativeExecutor:
     def __init__(self) -> None:
         self._workspace = Workspace()
         self._programs: dict[Hashable, Program | Unsupported] = {}
-        self._val_rows: dict[str, list[Rows]] = {}
+        self._val_rows: dict[TaskRows, list[Rows]] = {}
+        """Laid out once, of the last tasks."""
 
     def supports(self, env: ParallelEnvState) -> bool:
         """True if every operation of the env's network is known."""
@@ -71,12 +74,14 @@ class NativeExecutor:
 
     def validate(self, envs: Sequence[ParallelEnvState], batches: Batches) -> None:
         """All coalitions of every env."""
-        task = envs[0].recipe.task
-        if task.name not in self._val_rows:
-            self._val_rows[task.name] = list(_chunks(batches, task.num_classes, VAL_ROWS))
+        rows, found = envs[0].rows, self._val_rows
+        if rows not in found:
+            found[rows] = list(_chunks(batches, envs[0].recipe.task.num_classes, VAL_ROWS))
+            if len(found) > MOST_TASKS:
+                del found[next(iter(found))]
         for env in envs:
             with env.placement.val_timer:
-                self._validate(env, self._val_rows[task.name])
+                self._validate(env, found[rows])
 
     def _validate(self, env: ParallelEnvState, chunks: Sequence[Rows]) -> None:
         totals = np.zeros((len(env.plan.coalitions), 2))
