@@ -45,6 +45,13 @@ def run_evaluation(
         workers: Processes.
         on_run: For progress.
     """
+    play_missing(evaluation, workers=workers, on_run=on_run)
+    folder = evaluation.store.folder
+    return publish(folder, folder)
+
+
+def play_missing(evaluation: Evaluation, *, workers: int, on_run: OnRun = lambda name, total, result: None) -> None:
+    """Plays what is missing and stores it beside the manifest; no report."""
     manifest, folder = evaluation.manifest, evaluation.store.folder
     with Arena(evaluation, workers=workers) as arena:
         arena.check(evaluation.lineup.arms)
@@ -54,7 +61,6 @@ def run_evaluation(
         if missing or (_needs_controls(manifest) and not manifest.controls):
             manifest = _run(evaluation, arena, missing, on_run)
     _with_session(manifest, ended=now()).save(folder)
-    return publish(folder, folder)
 
 
 def missing_jobs(evaluation: Evaluation, size: int) -> Iterator[Job]:

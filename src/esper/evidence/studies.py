@@ -55,6 +55,7 @@ _FRONTIER = Study(
     search_episodes=480,
 )
 
+UNIVERSAL = "universal"
 STUDIES: dict[str, Study] = {
     "demo": Study(
         description="one short training and five pairs: shows the way, proves nothing",
@@ -92,6 +93,9 @@ STUDIES: dict[str, Study] = {
         tune_episodes=8,
     ),
     "digits_conv": Study(description="a small sighted host with some room to grow", preset="digits_conv"),
+    UNIVERSAL: Study(
+        description="one controller for many hosts, judged on tasks that training never saw", preset="nursery"
+    ),
 }
 
 

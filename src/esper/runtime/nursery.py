@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any
 
@@ -37,17 +37,25 @@ MAX_TRIES = 1_000
 
 # Written out, so that a blueprint that is added later changes no draw.
 OFFERED: Mapping[str, tuple[str, ...]] = {
-    "mlp": ("mlp.norm", "mlp.lora", "mlp.mlp"),
+    "mlp": ("mlp.norm", "mlp.lora", "mlp.mlp_small", "mlp.mlp", "mlp.mlp_wide"),
     "cnn": (
-        "cnn.conv",
         "cnn.norm",
         "cnn.se",
         "cnn.pointwise",
         "cnn.depthwise",
         "cnn.bottleneck",
+        "cnn.conv",
         "cnn.conv_deep",
+        "cnn.conv_down",
     ),
-    "transformer": ("transformer.norm", "transformer.conv_causal", "transformer.attention", "transformer.mlp"),
+    "transformer": (
+        "transformer.norm",
+        "transformer.lora",
+        "transformer.conv_causal",
+        "transformer.attention",
+        "transformer.mlp_small",
+        "transformer.mlp",
+    ),
 }
 NEVER_OFFERED: Mapping[str, str] = {"mlp": "mlp.glu", "cnn": "cnn.dilated"}
 """Blueprints that only held-out tasks offer."""
@@ -59,6 +67,7 @@ RESTRAINT_SHARE = 1 / 3
 MAX_BUDGET = 8.0
 """Most parameters of a training task, in units of its host."""
 MAX_BLOCKS = 4
+MIN_HORIZON, MAX_HORIZON = 8, 30
 MIN_STEPS = 10
 """Least batches per epoch: with fewer, hosts of a few epochs learn nothing."""
 
@@ -80,6 +89,7 @@ def draw_task(rng: random.Random, name: str = "draw") -> TaskSpec:
     return finish_task(rng, name, draw_plan(rng))
 
 
+@lru_cache(maxsize=256)
 def nursery_task(number: int) -> TaskSpec:
     """The draw of that number from the training families."""
     name = f"{NURSERY}:{number}"
@@ -89,6 +99,13 @@ def nursery_task(number: int) -> TaskSpec:
         if not is_held_out(family_of(task)):
             return task
     raise AssertionError("a fifth of the families is held out")
+
+
+@cache
+def any_nursery_task() -> TaskSpec:
+    """Stands for all draws where a run has to name one task: as long as the longest of them."""
+    words = "a task that is drawn anew for every group of hosts and every round"
+    return replace(nursery_task(0), name=NURSERY, description=words, horizon=MAX_HORIZON)
 
 
 def heldout_task(number: int) -> TaskSpec:
@@ -275,7 +292,7 @@ def image_plan(rng: random.Random, purpose: str, host: HostSpec, variant: DataVa
         host=host,
         variant=variant,
         optimizer=_optimizer(rng),
-        horizon=rng.randint(8, 30),
+        horizon=rng.randint(MIN_HORIZON, MAX_HORIZON),
         batch_size=rng.choice(batches),
         num_classes=len(variant.classes),
     )

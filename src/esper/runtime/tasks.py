@@ -268,12 +268,13 @@ def get_task_spec(name: str) -> TaskSpec:
     task = TASKS.get(name.lower())
     if task is not None:
         return task
-    place, _, number = name.lower().partition(":")
-    if number.isdecimal():
-        from esper.runtime.nursery import HELD_OUT, NURSERY, heldout_task, nursery_task
+    from esper.runtime.nursery import HELD_OUT, NURSERY, any_nursery_task, heldout_task, nursery_task
 
-        if place in (NURSERY, HELD_OUT):
-            return nursery_task(int(number)) if place == NURSERY else heldout_task(int(number))
+    place, _, number = name.lower().partition(":")
+    if name.lower() == NURSERY:
+        return any_nursery_task()
+    if number.isdecimal() and place in (NURSERY, HELD_OUT):
+        return nursery_task(int(number)) if place == NURSERY else heldout_task(int(number))
     raise ValueError(
         f"unknown task {name!r}. Known: {', '.join(TASKS)}, and draws such as nursery:0 or heldout:0 "
         "(`esper tasks --nursery`)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +11,30 @@ import tyro
 from rich.text import Text
 
 from esper.evidence.arms import FRONTIER, SEARCHES, TUNABLE, EvaluationRequest, get_arm
-from esper.evidence.studies import STUDIES, Study, log_problem, policy_config, start_policy
+from esper.evidence.studies import STUDIES, UNIVERSAL, Study, log_problem, policy_config, start_policy
 from esper.leyline import ExitCode
 from esper.scripts.evaluate import evaluate_command
 from esper.scripts.terminal import plain_console
 from esper.scripts.train import run_and_show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutOptions:
+    """How much of the held-out list the study `universal` plays; other studies have one task and ignore these."""
+
+    tasks: int = 52
+    """Held-out tasks, spread over the list."""
+    task_seeds: int = 5
+    """Paired run seeds on each of them."""
+    search: tuple[int, ...] = (4, 16, 64, 256)
+    """Episodes that searches get on each task; each number is one point of the break-even curve."""
+    tuning_tasks: int = 40
+    """Draws of the training families on which the rules are tuned."""
+    data_dir: Path | None = None
+    """Where Fashion-MNIST and CIFAR-10 lie, if not in a usual place."""
+
+
+WHOLE_LIST = HeldOutOptions()
 
 
 def study_command(
@@ -27,6 +46,7 @@ def study_command(
         int | None, tyro.conf.arg(help="Policies to train; default: the study's own. One speaks for itself only.")
     ] = None,
     quick: Annotated[bool, tyro.conf.arg(help="One policy and five pairs: not evidence, but the whole way.")] = False,
+    held_out: Annotated[HeldOutOptions, tyro.conf.arg(name="")] = WHOLE_LIST,
 ) -> None:
     """Train policies, tune their rivals, and compare all of them on the test split.
 
@@ -62,6 +82,9 @@ def study_command(
         if (start := start_policy(with_overrides(config, {"seed": seed}), path)) is not None:
             run_and_show(start, None)
             _require_whole_log(path)
+    if name == UNIVERSAL:
+        _judge_universal(folder, runs, held_out, count, quick)
+        return
     request = EvaluationRequest(
         task=config.task,
         epochs=config.episode_length,
@@ -102,6 +125,25 @@ def _judge(study: Study, request: EvaluationRequest, workers: int) -> None:
 
 def _tunable(arm: str) -> bool:
     return get_arm(arm).tunable or get_arm(arm).searched
+
+
+def _judge_universal(folder: Path, runs: list[Path], options: HeldOutOptions, workers: int, quick: bool) -> None:
+    from esper.evidence.universal import Plan, run_universal
+
+    console = plain_console()
+    plan = Plan(
+        folder=folder / "held-out",
+        policies=tuple(map(str, runs)),
+        tasks=6 if quick else options.tasks,
+        seeds=2 if quick else options.task_seeds,
+        search_episodes=(4,) if quick else options.search,
+        tuning_tasks=2 if quick else options.tuning_tasks,
+        workers=workers,
+        data_dir=options.data_dir,
+    )
+    report = run_universal(plan, lambda line: console.print(line, highlight=False))
+    console.print(report.split("## Task by task")[0], soft_wrap=True, highlight=False)
+    console.print(f"Saved in {plan.folder}: rows.csv (one row per run), report.md, universal.png", soft_wrap=True)
 
 
 def _require_whole_log(path: Path) -> None:

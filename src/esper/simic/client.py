@@ -8,8 +8,9 @@ the same step loop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain, zip_longest
 
 import torch
@@ -22,18 +23,21 @@ from esper.leyline import (
     EpisodeCompleted,
     EpochReport,
     HostLayout,
+    LifecycleOp,
     ModelFileError,
     NumericFailure,
     PolicyProtocol,
     derive_seed,
 )
 from esper.simic.agent.advantages import Rollout
+from esper.simic.agent.policy import LSTMState
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import Cards, EnvGroup, RolloutInputs, make_cards, step_of
+from esper.simic.agent.tamiyo_inputs import OP, Cards, EnvGroup, RolloutInputs, make_cards, step_of
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
-from esper.simic.control.normalization import RewardNormalizer
+from esper.simic.control.normalization import REWARD_LIMIT, RewardNormalizer
+from esper.simic.rewards.groups import group_scales, twin_scales
 from esper.simic.training.action_execution import parse_sampled_action
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.episode_rewards import EpisodeRewards, StepReward, price_step
@@ -44,6 +48,7 @@ from esper.tamiyo.features import (
     SLOT_COLUMNS,
     card_rows,
 )
+from esper.tamiyo.masks import wait_only_masks
 
 
 def network_shape(blueprints: Sequence[str]) -> NetworkShape:
@@ -104,8 +109,9 @@ class FrozenPolicy:
     Samples are drawn per env from a generator keyed by run seed, env, episode and step, so a choice does not depend
     on which envs play beside it.
 
-    Greedy, it takes the most likely choice and draws nothing. Hosts may have other slots than those the agent was
-    trained with, and differ from each other: those of one layout are decided on together.
+    Greedy, it takes the most likely choice and draws nothing, but does not wait where most samples would have acted.
+    Hosts may have other slots than those the agent was trained with, and differ from each other: those of one layout
+    are decided on together.
 
     Raises:
         ModelFileError: The agent was built for other features than this release has.
@@ -122,10 +128,12 @@ class FrozenPolicy:
         self._decision: PolicyOutput | None = None
         self._specs: tuple[ActionSpec, ...] = ()
         self._previous: ActionExecutionResult | None = None
+        self._log_waiting_N: torch.Tensor | None = None
+        """Greedy: logarithm of the chance that a sample would have waited ever since the last other op."""
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Forgets the last episodes and looks at the hosts of the new ones."""
-        self._decision, self._previous = None, None
+        self._decision, self._previous, self._log_waiting_N = None, None, None
         positions: dict[HostLayout, list[int]] = {}
         for position, context in enumerate(state.contexts):
             positions.setdefault(context.layout, []).append(position)
@@ -139,11 +147,29 @@ class FrozenPolicy:
         self._groups = self._observe(state)
         memory = None if self._decision is None else self._decision.state
         self._decision = self.agent.act_in_groups(self._groups, memory, self._uniforms(state))
+        if self.greedy:
+            self._decision = self._without_endless_waiting(self._decision, memory)
         self._specs = tuple(
             parse_sampled_action(report.env_id, action, context.layout)
             for report, action, context in zip(state.reports, self._decision.actions(), state.contexts, strict=True)
         )
         return self._specs
+
+    def _without_endless_waiting(self, decision: PolicyOutput, memory: LSTMState | None) -> PolicyOutput:
+        """Where half of all samples would have acted by now, waiting has had its time: the best other op is taken.
+
+        Waiting is the one choice that leaves things as they are, so where it is a little more likely than another, the
+        most likely choice would be to wait for ever, which no sample does.
+        """
+        waits_N = decision.choice.actions_BH[:, OP] == LifecycleOp.WAIT
+        log_waiting_N = decision.choice.log_probs_BH[:, OP] + (
+            0.0 if self._log_waiting_N is None else self._log_waiting_N
+        )
+        acts_N = waits_N & (log_waiting_N < math.log(0.5))
+        self._log_waiting_N = torch.where(waits_N & ~acts_N, log_waiting_N, 0.0)
+        if not bool(acts_N.any()):
+            return decision
+        return self.agent.act_in_groups([_must_act(group, acts_N) for group in self._groups], memory, None)
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Remembers the last state: the next observation shows what changed."""
@@ -173,7 +199,8 @@ class SimicClient(FrozenPolicy):
     """The agent as a controller that samples, computes rewards, fills a rollout buffer and learns from it.
 
     The reward scale is frozen during a round and refreshed after its update. Before the first update it is not known:
-    the first round is stored unscaled and scaled as a whole when it is over.
+    the first round is stored unscaled and scaled as a whole when it is over. With `relative_to`, one of
+    `rewards.groups.RELATIVE_TO`, every round is: envs with the same task are a group, and each other's scale.
     """
 
     def __init__(
@@ -184,8 +211,13 @@ class SimicClient(FrozenPolicy):
         *,
         horizon: int,
         run_seed: int,
+        relative_to: str | None = None,
     ) -> None:
         super().__init__(agent, run_seed=run_seed, greedy=False)
+        self.relative_to = relative_to
+        self._tasks: tuple[str, ...] = ()
+        self._twins: frozenset[int] = frozenset()
+        """Positions of the hosts that must wait, because the others of their group are compared with them."""
         self.rewards = rewards
         self.scale = scale
         self._horizon = horizon
@@ -201,6 +233,9 @@ class SimicClient(FrozenPolicy):
         before = self._layouts
         super().begin(state)
         self.rewards.begin(state)
+        self._tasks = tuple(context.task for context in state.contexts)
+        last = {task: position for position, task in enumerate(self._tasks)}
+        self._twins = frozenset(last.values()) if self.relative_to == "twin" else frozenset()
         self._raw_rewards = [[] for _ in state.reports]
         self._num_clipped_before = self.scale.num_clipped
         if self.buffer is None or not _same_layouts(before, self._layouts):
@@ -222,7 +257,7 @@ class SimicClient(FrozenPolicy):
         super().store(before, after)
         self._bootstrap_lost(before, after)
         rewards = price_step(self, before, after)
-        known = self.scale.count > 0
+        known = self.scale.count > 0 and self.relative_to is None
         stored = [self.scale.normalize_only(r) if known and r is not None else r for r in rewards]
         self.buffer.write(self._step(after, stored))
         for raw, reward in zip(self._raw_rewards, rewards, strict=True):
@@ -264,7 +299,9 @@ class SimicClient(FrozenPolicy):
     def update(self) -> PPOUpdateMetrics:
         """One update on the rollout. Several may follow each other; `end_round` comes after the last."""
         assert self.buffer is not None
-        if not self.scale.count:
+        if self.relative_to is not None:
+            self._relate()
+        elif not self.scale.count:
             # In other units than all later rounds, the first would leave the critic with a wrong scale.
             rewards_TN = self.buffer.storage.rewards_TN
             rewards_TN.copy_(self.scale.update_and_normalize(rewards_TN, chain(*self._raw_rewards)))
@@ -272,6 +309,37 @@ class SimicClient(FrozenPolicy):
         metrics = self.agent.update(self.buffer)
         metrics["num_rewards_clipped"] = self.scale.num_clipped - self._num_clipped_before
         return metrics
+
+    def _relate(self) -> None:
+        """Turns the rewards of the round into what their groups make of them, once."""
+        assert self.buffer is not None
+        if not self._raw_rewards:
+            return
+        rollout = self.buffer.rollout()
+        ended = (rollout.terminated_TN & rollout.valid_TN).any(dim=0).tolist()
+        returns = [sum(raw) if over else None for raw, over in zip(self._raw_rewards, ended, strict=True)]
+        if self.relative_to == "twin":
+            scores = [self.rewards.final_score(report.env_id) for report in self.last_step.after.reports]
+            twins = [position in self._twins for position in range(len(returns))]
+            scales = twin_scales(self._tasks, returns, scores, twins)
+        else:
+            scales = group_scales(self._tasks, returns)
+        for env, scale in enumerate(scales):
+            rows = rollout.valid_TN[:, env].nonzero()[:, 0]
+            rollout.rewards_TN[:, env] /= scale.unit
+            if len(rows) and ended[env]:
+                rollout.rewards_TN[rows[-1], env] -= scale.baseline / scale.unit
+        rollout.rewards_TN.clamp_(-REWARD_LIMIT, REWARD_LIMIT)
+        self._raw_rewards = []
+
+    def _observe(self, state: ActionExecutionResult) -> tuple[EnvGroup, ...]:
+        if self._twins:
+            masks = tuple(
+                wait_only_masks(context.layout) if position in self._twins else own
+                for position, (context, own) in enumerate(zip(state.contexts, state.post_action_masks, strict=True))
+            )
+            state = replace(state, post_action_masks=masks)
+        return super()._observe(state)
 
     def check_policy(self) -> None:
         """Lets the policy choose again where it chose last: weights that are all finite may be too large to use.
@@ -289,11 +357,20 @@ class SimicClient(FrozenPolicy):
         """Only now may the statistics of observations and rewards move, except that the first round has no scale."""
         assert self.buffer is not None
         self.agent.end_round(self.buffer)
-        self.scale.update(chain(*self._raw_rewards))
+        if self.relative_to is None:
+            self.scale.update(chain(*self._raw_rewards))
 
     def episode_stats(self) -> tuple[EpisodeCompleted, ...]:
         """The round's episodes, in env order."""
         return self.rewards.episodes()
+
+
+def _must_act(group: EnvGroup, acts_N: torch.Tensor) -> EnvGroup:
+    """The same envs, with waiting taken from some of them."""
+    masks = group.observation.masks
+    op_GO = masks.op_NO.clone()
+    op_GO[acts_N[group.envs_G], LifecycleOp.WAIT] = False
+    return replace(group, observation=replace(group.observation, masks=replace(masks, op_NO=op_GO)))
 
 
 def _same_layouts(

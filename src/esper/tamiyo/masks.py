@@ -49,7 +49,7 @@ def masks(report: EpochReport, layout: HostLayout, config: LifecycleConfig) -> A
     """
     assert tuple(slot.slot_id for slot in report.slots) == layout.slot_ids, "reports list slots in execution order"
     if report.terminal or report.governor_state is GovernorState.PANIC:
-        return _wait_only(layout)
+        return wait_only_masks(layout)
     blueprint_by_slot = tuple(_blueprints(report, slot, layout, config, "add") for slot in report.slots)
     # A gate costs parameters of its own, and the blend is chosen last: it is offered where any seed could have one.
     gated = tuple(_blueprints(report, slot, layout, config, "gate") for slot in report.slots)
@@ -64,7 +64,8 @@ def masks(report: EpochReport, layout: HostLayout, config: LifecycleConfig) -> A
     )
 
 
-def _wait_only(layout: HostLayout) -> ActionMasks:
+def wait_only_masks(layout: HostLayout) -> ActionMasks:
+    """Nothing but waiting is legal."""
     no_slot = (False,) * len(layout.slots)
     return ActionMasks(
         op=tuple(op is LifecycleOp.WAIT for op in OPS),

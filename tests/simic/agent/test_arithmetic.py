@@ -311,9 +311,10 @@ def delivered(before: EpochReport, outcome: ActionOutcome, after: EpochReport) -
     return after.committed_accuracy_pct / 10.0 if after.terminal else 0.0
 
 
-@pytest.mark.parametrize("run_seed", [1, 2])
-def test_where_keeping_can_wait_the_most_likely_choice_still_keeps(run_seed: int) -> None:
-    """With no preference for keeping, run seed 1 ends at 6.4 greedy and 7.7 sampled."""
+@pytest.mark.parametrize("run_seed", [1, 3])
+def test_where_acting_can_wait_the_most_likely_choice_still_acts(run_seed: int) -> None:
+    """By plain arg max, run seed 1 ends at 6.4 greedy and 7.7 sampled without a prior for keeping, run seed 3 never
+    plants anything."""
     spec = small_world(1, horizon=14)
     agent = small_agent(spec, run_seed, lr=1e-3, schedule_steps=12 * 8 * 14)
     learner = make_learner(spec, agent, delivered, run_seed=run_seed)

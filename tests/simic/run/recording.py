@@ -23,7 +23,7 @@ def recorder_to(
     """A recorder of a run on `digits_blind`."""
     pool = SimpleNamespace(context=world().context, kind="inline", wanted=frozenset(), gradient_detail_envs=frozenset())
     parts: Any = SimpleNamespace(
-        config=SimpleNamespace(rounds=num_rounds, envs=num_envs),
+        config=SimpleNamespace(rounds=num_rounds, envs=num_envs, groups=1),
         task=TASKS["digits_blind"],
         data=SimpleNamespace(train=()),
         pool=pool,

@@ -27,6 +27,7 @@ from esper.leyline import (
 )
 from esper.leyline.files import free_bytes
 from esper.nissa import Hub, complain
+from esper.runtime.tasks import get_task_spec
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import StepFacts
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
@@ -175,9 +176,10 @@ class RunRecorder(Recorder):
     def _emit_env_step(self, facts: StepFacts, env: int, reward: StepReward, decision: Decision | None) -> None:
         before, report = facts.before.reports[env], facts.after.reports[env]
         spec, outcome = facts.specs[env], facts.after.outcomes[env]
-        masks, task = facts.before.post_action_masks[env], self._parts.task
+        masks, context = facts.before.post_action_masks[env], facts.before.contexts[env]
+        task = self._parts.task if context.task == self._parts.task.name else get_task_spec(context.task)
         ctx = self._context(before)
-        self._choices.add(masks, spec, outcome, facts.before.contexts[env].layout)
+        self._choices.add(masks, spec, outcome, context.layout)
         level = level_at(self._escalation, ctx)
         wanted = enabled(level)
         for event in report.events:
@@ -266,10 +268,12 @@ class RunRecorder(Recorder):
         steps, duration_s = sum(episode.num_epochs for episode in episodes), summary.duration_s
         health, has_workers = self._hub.health(), self._parts.pool.kind != "inline"
         writer_ms, self._writer_ms = health.writer_cpu_ms - self._writer_ms, health.writer_cpu_ms
-        samples, timed = steps * len(self._parts.data.train), duration_s > 0.0
+        timed = duration_s > 0.0
+        # Hosts of several tasks see different numbers of rows, which nobody counts.
+        samples = steps * len(self._parts.data.train) if self._parts.config.groups == 1 else None
         return ProfileMeasured(
             env_steps_per_s=steps / duration_s if timed else 0.0,
-            host_samples_per_s=samples / duration_s if timed else None,
+            host_samples_per_s=samples / duration_s if timed and samples is not None else None,
             phases=phases,
             controller_ms_per_env_step=phases["act"].wall_ms / steps if steps else None,
             telemetry_cpu_ms=1e3 * self._cpu_s + writer_ms,

@@ -28,12 +28,15 @@ from esper.simic.agent.config import (
     up_to,
 )
 from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
+from esper.simic.rewards.groups import RELATIVE_TO
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
 from esper.tolaria.executor.available import BACKENDS
 from esper.tolaria.kinds import WORKER_KINDS, find_worker_kind, worker_kind_names
 
 LEARNED = "ppo"
+NURSERY = "nursery"
+"""The task of a run over draws; `runtime/nursery.py` makes them."""
 MINIBATCHES = 4
 """Per pass, unless somebody chose another number or there are fewer envs."""
 AUTO = "auto"
@@ -105,6 +108,18 @@ class TrainingConfig(Hyperparameters):
     device: str = option("where hosts are trained, such as cpu or cuda:0,cuda:1", "cpu", group="machine")
     amp: str = option("mixed precision on a GPU: off, auto, bf16 or fp16", "off", group="machine")
 
+    groups: int = option(
+        "groups that the envs are shared out among; with --task nursery each group gets a task of its own in every "
+        "round, and its hosts the same initial weights",
+        1,
+        ENVS,
+        group="run",
+    )
+    relative_to: str = option(
+        "what rewards are compared with: nothing, the mean of the group, or a host of it that waits (twin)",
+        "nothing",
+        group="reward",
+    )
     reward_mode: str = option(
         "what the controller is paid for; docs/rewards.md explains them", DEFAULT_MODE, group="reward"
     )
@@ -150,7 +165,9 @@ class TrainingConfig(Hyperparameters):
         _one_of("level", self.level, LEVELS)
         _one_of("console", self.console, CONSOLES)
         get_mode(self.reward_mode)
+        _one_of("relative_to", self.relative_to, ("nothing", *RELATIVE_TO))
         self._check_together()
+        self._check_groups()
 
     def telemetry(self) -> TelemetryConfig:
         """How much the run logs."""
@@ -196,6 +213,27 @@ class TrainingConfig(Hyperparameters):
             named = ", ".join(self.exporters)
             raise ValueError(f"exporters={named} show what is logged, but level=off logs nothing. Drop one of the two")
 
+    def _check_groups(self) -> None:
+        if self.envs % self.groups:
+            raise ValueError(f"envs={self.envs} cannot be shared out equally among groups={self.groups}")
+        if self.groups == 1 and self.task != NURSERY and self.relative_to == "nothing":
+            return
+        size, least = self.envs // self.groups, {"nothing": 1, "group": 2, "twin": 2}[self.relative_to]
+        if size < least:
+            raise ValueError(
+                f"relative_to={self.relative_to} needs at least {least} envs per group, got envs={self.envs} and "
+                f"groups={self.groups}. Raise --envs"
+            )
+        if self.task != NURSERY and self.groups > 1:
+            raise ValueError(f"groups={self.groups} are for --task {NURSERY}, got task={self.task}")
+        if self.calibration_runs:
+            raise ValueError(
+                "calibrated scores are for one task without groups; give --calibration-runs 0 with "
+                f"--task {NURSERY} or --relative-to"
+            )
+        if self.task == NURSERY and (self.episode_length is not None or self.param_budget is not None):
+            raise ValueError(f"draws of the {NURSERY} have their own episode_length and param_budget. Drop both")
+
     def ppo_config(self, *, episode_length: int, gamma: float) -> PPOConfig:
         """What the agent is given, for a known episode length and discount."""
         chosen = {entry.name: getattr(self, entry.name) for entry in fields(Hyperparameters)}
@@ -234,6 +272,19 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "digits_blind": {**_DIGITS, "task": "digits_blind", "param_budget": 1_300},
     "digits_saturated": {**_DIGITS, "task": "digits_saturated", "param_budget": 7_215},
     "digits_conv": {**_DIGITS, "task": "digits_conv", "param_budget": 2_000},
+    "nursery": {
+        "task": NURSERY,
+        "groups": 8,
+        "envs": 48,
+        "rounds": 150,
+        "minibatches": 4,
+        "relative_to": "group",
+        "calibration_runs": 0,
+        "lr": 1e-3,
+        "entropy_coef": 0.05,
+        "entropy_coef_final": 0.005,
+        "reward_weights": RewardWeights(size=0.01, rent=0.002, germinate=0.004, prune=0.002, advance=0.001),
+    },
     "smoke": {"rounds": 2, "envs": 2, "episode_length": 5, "calibration_runs": 0},
     "cifar_baseline": {"task": "cifar_baseline", "rounds": 100, "envs": 8, "calibration_runs": 5},
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -31,6 +31,7 @@ from esper.simic.rewards import (
     open_ledger,
     suspicions,
 )
+from esper.simic.rewards.types import committed_points
 
 
 @record
@@ -83,10 +84,24 @@ class ModePricing:
         )
 
 
+@record
+class TaskPricing:
+    """The same mode and prices on whatever task an env plays, each from chance to no error."""
+
+    mode: str
+    config_of: Callable[[str], RewardConfig]
+    """By name of the task."""
+
+    def of(self, task: str) -> ModePricing:
+        """The pricing of one task."""
+        return ModePricing(mode=self.mode, config=self.config_of(task))
+
+
 @dataclass(slots=True)
 class _Episode:
     """One env's episode so far."""
 
+    pricing: Pricing
     last: EpochReport
     best_accuracy_pct: float
     num_epochs: int = 0
@@ -98,14 +113,19 @@ class _Episode:
 class EpisodeRewards:
     """Prices the steps of a round and sums up its episodes, for any controller."""
 
-    def __init__(self, pricing: Pricing) -> None:
+    def __init__(self, pricing: Pricing | TaskPricing) -> None:
         self.pricing = pricing
         self._episodes: dict[int, _Episode] = {}
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Starts a round."""
         self._episodes = {
-            report.env_id: _Episode(last=report, best_accuracy_pct=report.val_accuracy_pct) for report in state.reports
+            report.env_id: _Episode(
+                pricing=self.pricing.of(context.task) if isinstance(self.pricing, TaskPricing) else self.pricing,
+                last=report,
+                best_accuracy_pct=report.val_accuracy_pct,
+            )
+            for report, context in zip(state.reports, state.contexts, strict=True)
         }
 
     def compute_reward(self, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
@@ -115,7 +135,7 @@ class EpisodeRewards:
             NumericFailure: A term is not finite. Nothing was added.
         """
         episode = self._episodes[before.env_id]
-        step = self.pricing.price(None if episode.step is None else episode.step.ledger, before, outcome, after)
+        step = episode.pricing.price(None if episode.step is None else episode.step.ledger, before, outcome, after)
         for term, amount in step.components.amounts.items():
             if not math.isfinite(amount):
                 raise NumericFailure(
@@ -135,6 +155,14 @@ class EpisodeRewards:
         step = self._episodes[env_id].step
         assert step is not None
         return step
+
+    def final_score(self, env_id: int) -> float | None:
+        """What the env delivers after its last epoch: 0 for a guess, 1 for no error; None if it was not measured."""
+        episode = self._episodes[env_id]
+        assert isinstance(episode.pricing, ModePricing), "other prices have no scale of scores"
+        config = episode.pricing.config
+        points = committed_points(episode.last, config) if episode.last.terminal else None
+        return None if points is None else (points - config.calibration.floor) / config.calibration.span
 
     def episodes(self) -> tuple[EpisodeCompleted, ...]:
         """The round's finished episodes, in env order."""

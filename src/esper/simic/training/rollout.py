@@ -32,6 +32,15 @@ def episode_seeds(run_seed: int, episode: int, num_envs: int) -> tuple[EpisodeSe
     return tuple(EpisodeSeed(env_id=env_id, episode=episode, run_seed=run_seed) for env_id in range(num_envs))
 
 
+def grouped_seeds(run_seed: int, episode: int, num_envs: int, tasks: Sequence[str | None]) -> tuple[EpisodeSeed, ...]:
+    """One episode of the same index in every env; the envs are shared out equally among groups, one for each task."""
+    size = num_envs // len(tasks)
+    return tuple(
+        EpisodeSeed(env_id=env_id, episode=episode, run_seed=run_seed, task=tasks[env_id // size], group=env_id // size)
+        for env_id in range(num_envs)
+    )
+
+
 def run_episodes(
     pool: EnvPool,
     policy: PolicyProtocol,

@@ -28,7 +28,7 @@ from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, overrid
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
+from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, RewardConfig, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
 from esper.simic.run.recorder import open_recorder
@@ -47,9 +47,9 @@ from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, comp
 from esper.simic.telemetry.telemetry_config import Exporter
 from esper.simic.training.backend import choose_backend
 from esper.simic.training.calibration import load_or_calibrate, reward_config
-from esper.simic.training.config import AUTO, LEARNED, TrainingConfig, with_overrides
+from esper.simic.training.config import AUTO, LEARNED, NURSERY, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
-from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing
+from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing, TaskPricing
 from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
@@ -339,8 +339,16 @@ def _client(
     saved: RunState | None,
 ) -> SimicClient | FixedClient:
     gamma = default_gamma(task.horizon) if config.gamma is None else config.gamma
-    prices = reward_config(task, gamma, config.reward_weights, scale)
-    rewards = EpisodeRewards(ModePricing(mode=config.reward_mode, config=prices))
+
+    def prices(of: TaskSpec) -> RewardConfig:
+        return reward_config(of, gamma, config.reward_weights, scale)
+
+    pricing = (
+        TaskPricing(mode=config.reward_mode, config_of=lambda name: prices(get_task_spec(name)))
+        if config.task == NURSERY
+        else ModePricing(mode=config.reward_mode, config=prices(task))
+    )
+    rewards = EpisodeRewards(pricing)
     if config.controller != LEARNED:
         setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=config.seed)
         return FixedClient(make_controller(config.controller, setting), rewards)
@@ -359,4 +367,5 @@ def _client(
         assert saved.reward_scale is not None
         agent = saved.agent
         scaling.load_state_dict(saved.reward_scale)
-    return SimicClient(agent, rewards, scaling, horizon=task.horizon, run_seed=config.seed)
+    relative_to = None if config.relative_to == "nothing" else config.relative_to
+    return SimicClient(agent, rewards, scaling, horizon=task.horizon, run_seed=config.seed, relative_to=relative_to)

@@ -16,18 +16,21 @@ from esper.leyline import (
     ActionSpec,
     BatchSummary,
     EpisodeCompleted,
+    EpisodeSeed,
     PhaseTime,
+    derive_seed,
 )
 from esper.leyline.run_payloads import PHASES
 from esper.runtime.data.splits import Dataset
-from esper.runtime.tasks import TaskSpec
+from esper.runtime.nursery import VALIDATION
+from esper.runtime.tasks import TaskSpec, get_task_spec
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.client import Client
 from esper.simic.rewards import Calibration
 from esper.simic.run.stop_signals import StopSignals
-from esper.simic.training.config import TrainingConfig
+from esper.simic.training.config import NURSERY, TrainingConfig
 from esper.simic.training.episode_rewards import total_ops
-from esper.simic.training.rollout import StepObserver, episode_seeds, run_episodes
+from esper.simic.training.rollout import StepObserver, episode_seeds, grouped_seeds, run_episodes
 from esper.simic.training.runner import check_updates, run_ppo_updates
 from esper.tolaria.governor import RollbackBudget
 from esper.tolaria.pool import EnginePool
@@ -129,9 +132,11 @@ class VectorizedPPOTrainer:
         """
         round_idx, clock = self.next_round, self._clock
         clock.restart()
-        seeds = episode_seeds(self.config.seed, round_idx, self.config.envs)
+        seeds, horizon = round_seeds(self.config, round_idx), self.horizon
+        if self.config.task == NURSERY:
+            horizon = max(get_task_spec(seed.task).horizon for seed in seeds if seed.task is not None)
         self.recorder.round_begins(round_idx)
-        final = run_episodes(self.pool, self.client, seeds, self.horizon, (self.recorder, clock))  # hosts learn
+        final = run_episodes(self.pool, self.client, seeds, horizon, (self.recorder, clock))  # hosts learn
         num_updates = self.config.ppo_updates_per_batch
         metrics, self.num_skipped = run_ppo_updates(self.client, self.num_skipped, num_updates)  # the policy learns
         clock.note("update")
@@ -196,6 +201,17 @@ class VectorizedPPOTrainer:
         self.num_skipped = counters["num_skipped"]
         self.rollbacks.load_state_dict(counters["rollbacks"])
         self.history = list(history)
+
+
+def round_seeds(config: TrainingConfig, round_idx: int) -> tuple[EpisodeSeed, ...]:
+    """The episodes of a round; over the nursery, a new draw for every group."""
+    if config.task == NURSERY:
+        draws = (derive_seed(config.seed, group, round_idx, None, NURSERY) for group in range(config.groups))
+        tasks: list[str | None] = [f"{NURSERY}:{draw % VALIDATION}" for draw in draws]
+        return grouped_seeds(config.seed, round_idx, config.envs, tasks)
+    if config.relative_to != "nothing":
+        return grouped_seeds(config.seed, round_idx, config.envs, [None] * config.groups)
+    return episode_seeds(config.seed, round_idx, config.envs)
 
 
 class _PhaseClock(StepObserver):

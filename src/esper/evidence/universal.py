@@ -1,0 +1,317 @@
+"""The study of one controller for many hosts: frozen policies, rules and searches on the held-out tasks of the nursery.
+
+Every task is an evaluation of its own, in a folder of its own, so nothing that is finished is played twice. Rules are
+tuned once, on draws of the training families; searches get the held-out task itself. The report is made from the rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, SEARCHES, TUNABLE, EvaluationRequest, get_arm
+from esper.evidence.evaluation import play_missing
+from esper.evidence.manifest import code_version
+from esper.evidence.many_tasks import COLUMNS, estimate, profile, score_runs, verdicts
+from esper.evidence.plan import prepare
+from esper.evidence.results import ResultStore
+from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, Tuner, candidates, every_setting, tune, write_tuned
+from esper.leyline.files import write_atomic
+from esper.leyline.rng import TUNING_RUN_SEEDS
+from esper.runtime.datasets import find_data
+from esper.runtime.nursery import HeldOut, heldout_list, nursery_task
+from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
+from esper.simic.rewards.types import loss_points
+
+TUNING_DRAWS = 2_000_000
+"""Draws of the training families from this number on tune the rules."""
+MAX_SETTINGS = 6
+"""Of each rule, the default among them."""
+POLICY_ARMS = (GREEDY, SAMPLED, "open_loop", "random")
+ROWS, TUNED, REPORT = "rows.csv", "tuned.json", "report.md"
+THRESHOLDS = tuple(step / 20 for step in range(-20, 21))
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How much of the study is to be run."""
+
+    folder: Path
+    policies: tuple[str, ...]
+    """Folders of trained policies; without any, rules and searches alone."""
+    tasks: int
+    """Held-out tasks, spread over the list; the list's length for all."""
+    seeds: int
+    """Paired run seeds on every task."""
+    search_episodes: tuple[int, ...]
+    """Episodes that searches get on a task: one point of the break-even curve each."""
+    tuning_tasks: int
+    """Draws of the training families on which rules are tuned; 0: they keep their defaults."""
+    workers: int
+    data_dir: Path | None
+
+
+def run_universal(plan: Plan, tell: Tell) -> str:
+    """Plays what is missing, writes rows, report and figures, and returns the report."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    tuned = plan.folder / TUNED
+    if plan.tuning_tasks and not tuned.is_file():
+        write_tuned(tuned, tune_rules(range(TUNING_DRAWS, TUNING_DRAWS + plan.tuning_tasks), plan.workers, tell))
+    for row in chosen_tasks(plan.tasks):
+        if not find_data(row.task.data, plan.data_dir).found:
+            tell(f"{row.task.name}: {row.task.data} is not on this machine; left out")
+            continue
+        _judge(plan, row, tuned if tuned.is_file() else None, tell)
+    return publish_universal(plan.folder)
+
+
+def chosen_tasks(count: int) -> list[HeldOut]:
+    """So many rows of the held-out list, spread evenly over it, so that every kind keeps its share."""
+    rows = heldout_list()
+    count = min(count, len(rows))
+    return [rows[number * len(rows) // count] for number in range(count)]
+
+
+def _judge(plan: Plan, row: HeldOut, tuned: Path | None, tell: Tell) -> None:
+    task, folder = row.task, task_folder(plan.folder, row.task.name)
+    arms = (BASELINE, *TUNABLE, *(POLICY_ARMS if plan.policies else ("random",)))
+    request = EvaluationRequest(
+        task=task.name,
+        arms=arms,
+        seeds=plan.seeds,
+        policy=plan.policies,
+        tuned=tuned,
+        data_dir=plan.data_dir,
+        out=folder,
+    )
+    _play(request, plan.workers, tell)
+    for episodes in plan.search_episodes:
+        place = folder / f"search-{episodes}"
+        found = place / TUNED
+        if not found.is_file():
+            tell(f"{task.name}: searching with {episodes} episodes")
+            write_tuned(found, _search(task, episodes, plan))
+        searches = replace(request, arms=SEARCHES, policy=(), subject=SEARCHES[0], tuned=found, out=place)
+        _play(searches, plan.workers, tell)
+
+
+def _search(task: TaskSpec, episodes: int, plan: Plan) -> dict[str, Any]:
+    return tune(
+        task,
+        load_task_data(task, plan.data_dir),
+        [get_arm(name) for name in SEARCHES],
+        episodes=SEEDS_PER_SETTING,
+        search_episodes=episodes,
+        workers=plan.workers,
+    )
+
+
+def _play(request: EvaluationRequest, workers: int, tell: Tell) -> None:
+    evaluation = prepare(request)
+    tell(f"{request.task}: {', '.join(evaluation.lineup.names)}")
+    play_missing(evaluation, workers=workers)
+
+
+def task_folder(folder: Path, name: str) -> Path:
+    """Where the runs of a task are."""
+    return folder / name.replace(":", "-")
+
+
+# ---- rules
+
+
+def tune_rules(numbers: Iterable[int], workers: int, tell: Tell) -> dict[str, Any]:
+    """The setting of every rule with the highest mean gain over waiting on draws of the training families.
+
+    Settings that name a blueprint are left out: tasks offer different ones. Returns the content of a tuned.json.
+    """
+    tasks = [nursery_task(number) for number in numbers]
+    scores: dict[str, dict[str, list[float]]] = {name: {} for name in TUNABLE}
+    settings: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in TUNABLE}
+    episodes = dict.fromkeys(TUNABLE, 0)
+    for task in tasks:
+        tell(f"tuning rules on {task.name}")
+        with Tuner(task, load_task_data(task), workers=workers) as tuner:
+            (waiting,) = tuner.scores(get_arm(BASELINE), {}, [0])
+            for name in TUNABLE:
+                for params in rule_settings(name, tuner, task):
+                    (score,) = tuner.scores(get_arm(name), params, [0])
+                    settings[name][str(params)] = params
+                    scores[name].setdefault(str(params), []).append(score - waiting)
+                    episodes[name] += 1
+    arms = {name: _best(scores[name], settings[name], episodes[name]) for name in TUNABLE}
+    return {
+        "format": TUNED_FORMAT,
+        "code": code_version(),
+        "task": f"{len(tasks)} draws of the nursery",
+        "data_sha256": None,
+        "horizon": None,
+        "budget": None,
+        "first_seed": TUNING_RUN_SEEDS.start,
+        "metric": "mean gain over waiting on controller-validation",
+        "arms": arms,
+    }
+
+
+def rule_settings(name: str, tuner: Tuner, task: TaskSpec) -> list[dict[str, Any]]:
+    """Some settings of a rule, the same ones on every task, the default first."""
+    layout = tuner.runner.layout
+    every = [
+        {key: value for key, value in params.items() if key != "blueprint"}
+        for params in every_setting(get_arm(name), layout, task)
+        if params.get("blueprint") is None or name == "schedule"
+    ]
+    unique = list({str(params): params for params in every}.values())
+    # Intervals of `periodic` follow the horizon; only those that every task has can be compared.
+    usable = [params for params in unique if params.get("every_epochs", 1) in (1, 2, 6)]
+    return candidates(name, usable, episodes=SEEDS_PER_SETTING * MAX_SETTINGS)
+
+
+def _best(
+    scores: Mapping[str, Sequence[float]], settings: Mapping[str, dict[str, Any]], episodes: int
+) -> dict[str, Any]:
+    means = {key: statistics.fmean(values) for key, values in scores.items()}
+    best = max(means, key=lambda key: means[key])  # the first of equals: the default, if it is among them
+    return {
+        "chosen": settings[best],
+        "score": means[best],
+        "default_score": next(iter(means.values())),
+        "seeds_per_setting": 1,
+        "tried": [{"params": settings[key], "score": mean} for key, mean in means.items()],
+        "asked_episodes": episodes,
+        "episodes": episodes,
+        "training_macs": 0,
+    }
+
+
+# ---- rows and report
+
+
+def collect_rows(folder: Path) -> pd.DataFrame:
+    """All runs of a study in one table; see `many_tasks.COLUMNS`."""
+    rows: list[tuple[Any, ...]] = []
+    for held_out in heldout_list():
+        place, task = task_folder(folder, held_out.task.name), held_out.task
+        for source in sorted([place, *place.glob("search-*")]):
+            if not source.is_dir():
+                continue
+            episodes = int(source.name.partition("-")[2]) if source != place else 0
+            for run in ResultStore(source).results.values():
+                if source != place and run.arm not in SEARCHES:
+                    continue
+                points = (
+                    run.test_accuracy_pct if task.metric == "accuracy" else loss_points(run.test_loss, task.chance_loss)
+                )
+                ratio = run.params / run.host_params
+                rows.append((task.name, held_out.why, run.arm, run.policy_id, run.run_seed, points, ratio, episodes))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def publish_universal(folder: Path) -> str:
+    """Makes rows.csv, report.md and the figures again from what was played."""
+    rows = collect_rows(folder)
+    write_atomic(folder / ROWS, rows.to_csv(index=False, float_format="%.6f").encode())
+    report = report_text(rows)
+    write_atomic(folder / REPORT, report.encode())
+    draw(rows, folder)
+    return report
+
+
+def report_text(rows: pd.DataFrame) -> str:
+    """The study in words and tables. The same rows give the same bytes.
+
+    Raises:
+        ValueError: Nothing was played yet.
+    """
+    if rows.empty:
+        raise ValueError("there are no runs yet; run `esper study universal`")
+    scored = score_runs(rows)
+    arms = [arm for arm in _order(scored) if arm not in SEARCHES]
+    lines = ["# One controller for many hosts", "", _size(scored), ""]
+    if GREEDY in arms:
+        found = verdicts(scored, GREEDY, TUNABLE, "blinkered", "open_loop")
+        words = {True: "yes", False: "NO", None: "not measured"}
+        lines += ["| claim | holds | found |", "|---|---|---|"]
+        lines += [f"| {verdict.claim} | {words[verdict.holds]} | {verdict.found} |" for verdict in found] + [""]
+    lines += ["Interquartile mean over tasks: 0 is waiting, 1 the best network known on a task.", ""]
+    lines += ["| arm | score | 95 % interval | points over waiting | parameters |", "|---|---:|---|---:|---:|"]
+    for arm in arms:
+        own, figure = scored[scored.arm == arm], estimate(scored, arm)
+        gain, size = (own.points - own.waiting).mean(), own.params_ratio.mean()
+        lines.append(
+            f"| {arm} | {figure.value:.3f} | [{figure.low:.3f}, {figure.high:.3f}] | {gain:+.2f} | {size:.2f}x |"
+        )
+    lines += ["", *_search_lines(scored), "## Task by task", "", *_task_lines(scored, arms)]
+    return "\n".join(lines) + "\n"
+
+
+def _size(scored: pd.DataFrame) -> str:
+    policies = scored[scored.arm == GREEDY].policy_id.nunique()
+    return (
+        f"{len(scored):,} runs on {scored.task.nunique()} held-out tasks ({scored[scored.saturated].task.nunique()} "
+        f"with less than a point to gain), {scored.run_seed.nunique()} run seeds, {policies} policies. Test split."
+    )
+
+
+def _order(scored: pd.DataFrame) -> list[str]:
+    means = scored.groupby("arm").score.mean()
+    return sorted(means.index, key=lambda arm: -means[arm])
+
+
+def _search_lines(scored: pd.DataFrame) -> list[str]:
+    searched = scored[scored.arm.isin(SEARCHES)]
+    if searched.empty:
+        return []
+    gains = (searched.points - searched.waiting).groupby([searched.arm, searched.episodes]).mean()
+    lines = ["| search on the task itself | episodes | points over waiting |", "|---|---:|---:|"]
+    lines += [f"| {arm} | {episodes} | {gain:+.2f} |" for (arm, episodes), gain in gains.items()]
+    return [*lines, ""]
+
+
+def _task_lines(scored: pd.DataFrame, arms: Sequence[str]) -> list[str]:
+    table = (scored.points - scored.waiting).groupby([scored.task, scored.arm]).mean().unstack()
+    waiting = scored.groupby("task").waiting.mean()
+    names = sorted(table.index, key=lambda name: int(name.partition(":")[2]))
+    lines = [f"| task | what it is | waiting | {' | '.join(arms)} |", "|---|---|---:|" + "---:|" * len(arms)]
+    for name in names:
+        cells = ["" if pd.isna(gain := table.loc[name].get(arm)) else f"{gain:+.1f}" for arm in arms]
+        lines.append(f"| {name} | {get_task_spec(name).description} | {waiting[name]:.1f} | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(rows: pd.DataFrame, folder: Path) -> None:
+    """Performance profile and break-even curve, where the `plots` extra is installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    from esper.evidence.figures import LOOKS
+
+    scored = score_runs(rows)
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for arm in (arm for arm in _order(scored) if arm not in SEARCHES):
+        color, _, line = LOOKS[arm]
+        left.plot(THRESHOLDS, profile(scored, arm, THRESHOLDS), color=color, linestyle=line, label=arm)
+    left.set(xlabel="score", ylabel="share of runs with at least this score", title="Performance profile")
+    left.legend(fontsize=8)
+    for search in SEARCHES:
+        own = scored[(scored.arm == search) & ~scored.saturated]
+        curve = (own.points - own.waiting).groupby(own.episodes).mean()
+        color, marker, line = LOOKS[search]
+        right.plot(curve.index, curve.to_numpy(), color=color, marker=marker, linestyle=line, label=search)
+    for arm in (GREEDY, "largest"):
+        own = scored[(scored.arm == arm) & ~scored.saturated]
+        if not own.empty:
+            color, _, line = LOOKS[arm]
+            right.axhline((own.points - own.waiting).mean(), color=color, linestyle=line, label=f"{arm}, no episode")
+    right.set(xscale="log", xlabel="episodes on the task", ylabel="points over waiting", title="Break-even")
+    right.legend(fontsize=8)
+    figure.savefig(folder / "universal.png", dpi=120)

@@ -1,0 +1,74 @@
+"""The study over held-out tasks: which tasks, what is collected, and a report that follows from the rows alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from esper.evidence.many_tasks import COLUMNS
+from esper.evidence.universal import Plan, chosen_tasks, collect_rows, report_text, run_universal, task_folder
+from esper.runtime.nursery import heldout_list
+
+
+def test_tasks_are_spread_over_the_list_and_every_kind_keeps_its_share() -> None:
+    assert chosen_tasks(500) == list(heldout_list())
+    some = chosen_tasks(13)
+    assert len({row.task.name for row in some}) == 13
+    assert {row.why for row in some} == {row.why for row in heldout_list()}
+
+
+def made_up() -> pd.DataFrame:
+    rows = []
+    for task in ("heldout:20", "heldout:21", "heldout:22", "heldout:23"):
+        for seed in range(3):
+            gains = {"wait_only": 0.0, "largest": 6.0, "ppo_greedy": 8.0, "random": 1.0, "open_loop": 7.0}
+            for arm, gain in gains.items():
+                policy = "abc" if arm in ("ppo_greedy", "open_loop", "random") else ""
+                rows.append((task, "deeper", arm, policy, seed, 50.0 + seed + gain, 1.5, 0))
+            for episodes, gain in ((4, 2.0), (16, 7.0), (64, 9.0)):
+                rows.append((task, "deeper", "search_random", "", seed, 50.0 + seed + gain, 1.5, episodes))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def test_the_report_follows_from_the_rows() -> None:
+    text = report_text(made_up())
+    assert text == report_text(made_up().sample(frac=1.0, random_state=1)), "in any order"
+    assert "| D1: above every rule on held-out tasks | yes |" in text
+    assert "minus largest, the best rule" in text
+    assert "| search_random | 64 | +9.00 |" in text
+    assert "32 episodes over 4 tasks" in text
+    assert "| heldout:21 |" in text
+    assert "D4: above blinkered | not measured" in text
+
+
+def test_nothing_played_is_said(tmp_path: Path) -> None:
+    assert collect_rows(tmp_path).empty
+    with pytest.raises(ValueError, match="there are no runs yet"):
+        report_text(collect_rows(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_small_study_goes_all_the_way_and_is_not_played_twice(tmp_path: Path) -> None:
+    plan = Plan(
+        folder=tmp_path,
+        policies=(),
+        tasks=2,
+        seeds=1,
+        search_episodes=(4,),
+        tuning_tasks=1,
+        workers=1,
+        data_dir=tmp_path,
+    )
+    said: list[str] = []
+    report = run_universal(plan, said.append)
+    rows = collect_rows(tmp_path)
+    assert set(rows.arm) >= {"wait_only", "largest", "search_random", "search_tpe", "random"}
+    assert (tmp_path / "rows.csv").is_file()
+    assert (tmp_path / "report.md").read_text() == report
+    before = {place: place.stat().st_mtime_ns for place in tmp_path.rglob("results.csv")}
+    assert before
+    run_universal(plan, said.append)
+    assert {place: place.stat().st_mtime_ns for place in tmp_path.rglob("results.csv")} == before
+    assert task_folder(tmp_path, "heldout:0") == tmp_path / "heldout-0"
