@@ -52,7 +52,7 @@ _FRONTIER = Study(
     arms=(*RIVALS, "static_final", "static_frontier"),
     subject="search_tpe",
     policies=0,
-    search_episodes=480,
+    search_episodes=240,
 )
 
 UNIVERSAL = "universal"
