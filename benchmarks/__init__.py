@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from benchmarks.alarms import bench_alarms_command
 from benchmarks.coalitions import bench_coalitions_command
 from benchmarks.engine import bench_engine_command
 from benchmarks.grow import bench_grow_command
@@ -24,5 +25,6 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
     "rounds": bench_rounds_command,
     "gym": bench_gym_command,
     "telemetry": bench_telemetry_command,
+    "alarms": bench_alarms_command,
     "viewers": bench_viewers_command,
 }

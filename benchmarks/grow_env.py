@@ -1,4 +1,4 @@
-"""`esper bench gym`: learners on esper/Grow-v0, each with the same wall time, beside random legal actions."""
+"""`esper bench gym`: learners on esper/Grow-v0, each with the same processor time, beside random legal actions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LearnerResult:
     """What one learner came to."""
 
     learner: str
-    wall_s: float
+    cpu_s: float
     """Of its training."""
     trained: tuple[Episode, ...]
     """In the order they ended."""
@@ -110,7 +110,7 @@ class LearnerResult:
 
 
 def bench_gym_command(
-    minutes: Annotated[float, tyro.conf.arg(help="Wall time that each learner learns for.")] = 15.0,
+    minutes: Annotated[float, tyro.conf.arg(help="Processor time that each learner, with its hosts, may use.")] = 15.0,
     task: Annotated[str, tyro.conf.arg(help="What hosts are trained on.")] = "digits_blind",
     budget: Annotated[int | None, tyro.conf.arg(help="Most parameters; None: the task's own.")] = 1_300,
     horizon: Annotated[int | None, tyro.conf.arg(help="Epochs of an episode; None: the task's own.")] = 20,
@@ -159,7 +159,7 @@ def run_random(setting: Setting, seed: int) -> LearnerResult:
         while len(tested) == episode:
             *_, info = env.step(rng.choice(np.flatnonzero(info["action_mask"])))
     env.close()
-    return LearnerResult(learner=RANDOM, wall_s=0.0, trained=(), tested=tuple(tested))
+    return LearnerResult(learner=RANDOM, cpu_s=0.0, trained=(), tested=tuple(tested))
 
 
 def run_maskable(setting: Setting, seed: int) -> LearnerResult:
@@ -175,19 +175,19 @@ def run_maskable(setting: Setting, seed: int) -> LearnerResult:
     model = MaskablePPO(
         "MlpPolicy", envs, seed=seed, device="cpu", gamma=gamma, n_steps=2 * horizon, batch_size=4 * horizon
     )
-    started = time.monotonic()
+    started = time.process_time()
 
     class UntilTime(BaseCallback):
         def _on_step(self) -> bool:
-            return time.monotonic() - started < 60.0 * setting.minutes
+            return time.process_time() - started < 60.0 * setting.minutes
 
     model.learn(10**9, callback=UntilTime())
-    wall_s = time.monotonic() - started
+    cpu_s = time.process_time() - started
     envs.close()
     test = make_vec_env(lambda: setting.make(tested), n_envs=1, seed=_seed_of(seed, "test"))
     evaluate_policy(model, test, n_eval_episodes=NUM_EPISODES, deterministic=True)
     test.close()
-    return LearnerResult(learner=MASKABLE, wall_s=wall_s, trained=tuple(trained), tested=tuple(tested))
+    return LearnerResult(learner=MASKABLE, cpu_s=cpu_s, trained=tuple(trained), tested=tuple(tested))
 
 
 def run_esper(setting: Setting, seed: int) -> LearnerResult:
@@ -202,16 +202,16 @@ def run_esper(setting: Setting, seed: int) -> LearnerResult:
     # Nobody knows beforehand how many steps fit into the time, so the schedules stay near their start.
     config = GymConfig(gamma=gamma, steps_per_round=2 * (setting.horizon or 20), schedule_steps=1_000_000)
     ppo = RecurrentPPO(envs, config, run_seed=seed, masks=call_action_masks)
-    started = time.monotonic()
+    started = time.process_time()
     for _ in ppo.learn():
-        if time.monotonic() - started >= 60.0 * setting.minutes:
+        if time.process_time() - started >= 60.0 * setting.minutes:
             break
-    wall_s = time.monotonic() - started
+    cpu_s = time.process_time() - started
     envs.close()
     test = SyncVectorEnv([lambda: setting.make(tested)] * NUM_EPISODES)
     ppo.evaluate(test, env_seed=_seed_of(seed, "test"))
     test.close()
-    return LearnerResult(learner=ESPER, wall_s=wall_s, trained=tuple(trained), tested=tuple(tested[:NUM_EPISODES]))
+    return LearnerResult(learner=ESPER, cpu_s=cpu_s, trained=tuple(trained), tested=tuple(tested[:NUM_EPISODES]))
 
 
 LEARNERS: dict[str, Callable[[Setting, int], LearnerResult]] = {
@@ -225,21 +225,21 @@ LEARNERS: dict[str, Callable[[Setting, int], LearnerResult]] = {
 
 
 def _line(result: LearnerResult) -> str:
-    learned = f" after {result.env_steps:,} steps in {result.wall_s / 60:.1f} min" if result.trained else ""
+    learned = f" after {result.env_steps:,} steps in {result.cpu_s / 60:.1f} CPU min" if result.trained else ""
     return f"{result.learner}: return {result.mean_return:.3f}, kept {result.mean_committed_pct:.1f} %{learned}"
 
 
 def _table(setting: Setting, results: Sequence[LearnerResult]) -> Table:
     title = f"esper/Grow-v0 on {setting.task}, {NUM_EPISODES} episodes on fresh hosts"
     table = Table(title=title, title_justify="left")
-    for column in ("learner", "env steps", "minutes", "return", "kept, %"):
+    for column in ("learner", "env steps", "CPU min", "return", "kept, %"):
         table.add_column(column, justify="left" if column == "learner" else "right")
     for result in results:
         spread = statistics.stdev(episode.total for episode in result.tested)
         table.add_row(
             result.learner,
             f"{result.env_steps:,}",
-            f"{result.wall_s / 60:.1f}",
+            f"{result.cpu_s / 60:.1f}",
             f"{result.mean_return:.3f} ± {spread:.3f}",
             f"{result.mean_committed_pct:.1f}",
         )
@@ -265,7 +265,7 @@ def draw(setting: Setting, results: Sequence[LearnerResult], path: Path) -> None
         axes.plot(*zip(*points, strict=True), label=result.learner)
     axes.set_xlabel("env steps (host epochs)")
     axes.set_ylabel(f"return, mean of {CURVE_EPISODES} episodes")
-    axes.set_title(f"esper/Grow-v0, {setting.task}, {setting.minutes:g} minutes each", loc="left", fontsize=10)
+    axes.set_title(f"esper/Grow-v0, {setting.task}, {setting.minutes:g} CPU minutes each", loc="left", fontsize=10)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

@@ -16,7 +16,7 @@ from esper.karn.history import read_history
 from esper.karn.process import Heartbeat, ProcessState, UnreadableStatus
 from esper.karn.replay import replay
 from esper.leyline import THRESHOLDS, CudaMemory, RunStatus, Severity
-from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
+from esper.leyline.thresholds import MIN_HOST_SHARE, MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.readings import num_nonfinite
 from tests.karn.logs import (
@@ -306,7 +306,8 @@ def test_6_a_worker_given_up(log: LogWriter) -> None:
 
 
 def test_7_reward_hacking(log: LogWriter) -> None:
-    log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.WARNING, round=LONG, **ENV)
+    for env in (0, 1):
+        log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.WARNING, round=LONG, **(ENV | {"env": env}))
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
     found = judge(log)
     assert (found.state, found.severity) == (RunCondition.REWARD_HACKING, Severity.WARNING)
@@ -334,7 +335,7 @@ def test_7_a_single_host_of_many_does_not_make_a_run_suspect(tmp_path: Path) -> 
     log.emit(T.RUN_STARTED, started(num_envs=num_envs))
     for number in range(LONG):
         write_round(log, number)
-    enough = math.ceil(MIN_SUSPECT_SHARE * num_envs * RECENT_ROUNDS)
+    enough = math.ceil(MIN_HOST_SHARE * num_envs * RECENT_ROUNDS)
     states = []
     for env in range(enough):
         for _ in range(3):  # the same episode again and again is still one
@@ -468,7 +469,8 @@ def test_the_most_urgent_rule_wins_and_the_others_are_kept_in_order(tmp_path: Pa
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.WARNING, round=0)
     log.emit(T.ANOMALY_DETECTED, anomaly(kind="wait_share", metric="wait_share"), Severity.WARNING, round=0)
     log.emit(T.ANOMALY_DETECTED, anomaly(kind="ratio_max", metric="ratio_max"), Severity.CRITICAL, round=0)
-    log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.WARNING, round=0, **ENV)
+    for env in (0, 1):
+        log.emit(T.REWARD_HACKING_SUSPECTED, suspected(), Severity.WARNING, round=0, **(ENV | {"env": env}))
     log.emit(T.GOVERNOR_STATE_CHANGED, governor_changed(), Severity.CRITICAL, round=0, **ENV)
     log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(performed=False), round=0)
     damaged(log)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.alarms import watch_log
 from esper.karn.diagnosis import Diagnosis, RunCondition, diagnose
 from esper.karn.replay import replay
 from esper.karn.view import RunView
@@ -157,3 +158,12 @@ def test_few_episodes_of_a_healthy_run_are_suspected(task: str, tmp_path: Path) 
     assert len({(event.round, event.env) for event in told}) <= 0.02 * run["num_envs"] * len(run["rounds"])
     assert sum(event.severity is Severity.CRITICAL for event in told) <= 0.2 * len(run["rounds"])
     assert sum(len(facts.get("signs", [])) for facts in run["rounds"]) > 20 * len(told), "signs are plenty"
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_the_console_of_a_healthy_run_is_quiet(task: str, tmp_path: Path) -> None:
+    """A round of the demo takes some fifteen seconds, so a line in ten rounds is less than one in two minutes."""
+    shown = watch_log(told_again(RUNS[task], tmp_path).folder, task, 0)
+    assert shown.num_rounds == len(RUNS[task]["rounds"])
+    assert len(shown.lines) <= 0.1 * shown.num_rounds, shown.lines
+    assert sum(shown.events.values()) > len(shown.lines), "the log has more"

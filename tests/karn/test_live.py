@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from esper.karn.live import LiveConsole, PatientFile, RunProgress, run_console
 from esper.leyline import LoggedEvent, Severity, TelemetryEventType, make_event
 from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.nissa import Hub
-from tests.karn.logs import action_taken, anomaly, checkpoint, ended, epoch_completed, round_completed, started
+from tests.karn.logs import (
+    action_taken,
+    anomaly,
+    checkpoint,
+    ended,
+    epoch_completed,
+    round_completed,
+    started,
+    worker_changed,
+)
 
 T = TelemetryEventType
 
@@ -92,11 +102,51 @@ def test_away_from_a_terminal_every_round_is_a_line() -> None:
     assert "round 2/4  committed not measured" in second
 
 
-@pytest.mark.parametrize("severity", [Severity.WARNING, Severity.ERROR, Severity.CRITICAL])
-def test_every_warning_is_a_line(severity: Severity) -> None:
-    event = logged(T.ANOMALY_DETECTED, anomaly(), severity, seq=0, round=2, episode=2, env=1, epoch=3)
-    (line,) = shown(event).splitlines()
-    assert line.startswith(f"ppo round 3/4 env 1: {severity.value} ANOMALY_DETECTED: entered")
+def rounds_with(*told: LoggedEvent) -> list[LoggedEvent]:
+    """A run of two hosts with a round after each event."""
+    events = [logged(T.RUN_STARTED, started(num_envs=4), seq=0)]
+    for event in told:
+        events.append(replace(event, seq=len(events)))
+        events.append(logged(T.ROUND_COMPLETED, round_completed(), seq=len(events), round=event.round or 0))
+    return events
+
+
+def warnings_in(text: str) -> list[str]:
+    return [line for line in text.splitlines() if ": warning:" in line or ": critical:" in line or ": error:" in line]
+
+
+def test_an_alarm_about_the_run_is_a_line_that_says_what_to_do_and_is_said_once() -> None:
+    alarm = anomaly(kind="clip_fraction", metric="clip_fraction", value=0.6, limit=0.5)
+    raised = logged(T.ANOMALY_DETECTED, alarm, Severity.CRITICAL, seq=0, round=1)
+    later = logged(T.ANOMALY_DETECTED, replace(alarm, state="worsened"), Severity.CRITICAL, seq=0, round=2)
+    (line,) = warnings_in(shown(*rounds_with(raised, later)))
+    assert line.startswith("ppo round 2/4: critical: steps too large (clip_fraction 0.6, limit 0.5 (seq 1)).")
+    assert line.endswith("lower the learning rate or the passes per update")
+
+
+def test_an_alarm_that_comes_again_is_said_again() -> None:
+    alarm = anomaly(kind="clip_fraction", metric="clip_fraction")
+    events = [
+        logged(T.ANOMALY_DETECTED, replace(alarm, state=state), Severity.WARNING, seq=0, round=number)
+        for number, state in enumerate(("entered", "cleared", "entered"))
+    ]
+    assert len(warnings_in(shown(*rounds_with(*events)))) == 2
+
+
+@pytest.mark.parametrize(("hosts", "lines"), [(1, 0), (2, 1), (4, 1)])
+def test_what_few_hosts_do_stays_in_the_log(hosts: int, lines: int) -> None:
+    ids: dict[str, int] = {"round": 0, "episode": 0, "epoch": 3}
+    dormant = anomaly(kind="seed_grad_ratio", metric="seed_grad_ratio:r0c0")
+    told = [logged(T.ANOMALY_DETECTED, dormant, Severity.WARNING, seq=env + 1, env=env, **ids) for env in range(hosts)]
+    events = [logged(T.RUN_STARTED, started(num_envs=4), seq=0), *told]
+    text = shown(*events, logged(T.ROUND_COMPLETED, round_completed(), seq=len(events), round=0))
+    assert len(warnings_in(text)) == lines
+
+
+def test_a_lost_worker_is_said_at_once() -> None:
+    lost = logged(T.WORKER_STATE_CHANGED, worker_changed(), Severity.WARNING, seq=0, round=None)
+    (line,) = shown(lost).splitlines()
+    assert line.startswith("ppo round -: warning: WORKER_STATE_CHANGED: worker_id ")
 
 
 def test_what_the_command_itself_says_is_not_said_twice() -> None:

@@ -16,7 +16,7 @@ from typing import TypeGuard
 from esper.karn.process import Heartbeat, ProcessState, UnreadableStatus
 from esper.karn.view import Cited, RunView, known
 from esper.leyline import THRESHOLDS, AnomalyDetected, Severity, record
-from esper.leyline.thresholds import MIN_PROGRESS_S, MIN_SUSPECT_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
+from esper.leyline.thresholds import MIN_HOST_SHARE, MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
 
 
 class RunCondition(str, Enum):
@@ -289,7 +289,7 @@ def _reward_hacking(view: RunView) -> Iterator[Diagnosis]:
     # The recent rounds count as whole: early in a run the share is too small rather than too large.
     started = view.started
     num_episodes = len(recent) if started is None else RECENT_ROUNDS * started.num_envs
-    if not recent or len(recent) < MIN_SUSPECT_SHARE * num_episodes:
+    if not recent or len(recent) < MIN_HOST_SHARE * num_episodes:
         return
     worst = max(recent, key=lambda cited: (cited.event.severity is Severity.CRITICAL, cited.event.seq))
     data = worst.data
@@ -300,7 +300,7 @@ def _reward_hacking(view: RunView) -> Iterator[Diagnosis]:
         now=f"the reward may pay for damage: {data.pattern} in slot {data.slot_id} of env {worst.event.env}",
         why=f"contribution {data.contribution_pp:.2f} pp, improvement {data.improvement_pp:.2f} pp{ratio} "
         f"(seq {worst.event.seq}); suspected in {len(recent)} of {num_episodes} recent episodes, "
-        f"limit {MIN_SUSPECT_SHARE:g} of them",
+        f"limit {MIN_HOST_SHARE:g} of them",
         next="compare return and accuracy: esper query RUN 'from reward_calibration'",
     )
 
@@ -340,19 +340,32 @@ def _unsaved(view: RunView) -> Iterator[Diagnosis]:
 def _alarms(view: RunView, state: RunCondition, *, critical: bool) -> Iterator[Diagnosis]:
     """Open alarms of one severity, with those about the machine, in the order of the table."""
     apart = (*_BROKEN, *_PASSIVE)
-    alarms = view.alarms.values()
+    alarms = (*(alarm for alarm in view.alarms.values() if alarm.event.env is None), *_common(view))
     found = [(alarm.data.kind, _from_alarm(state, alarm)) for alarm in alarms if alarm.data.kind not in apart]
     for metric, value, seq in _machine(view):
-        found += [(metric, one) for one in _over_limit(state, metric, value, seq, THRESHOLDS[metric].reason)]
+        found += [(metric, one) for one in _over_limit(state, metric, value, seq, THRESHOLDS[metric].what)]
     found.sort(key=lambda entry: _ORDER.get(entry[0], len(_ORDER)))
     yield from (one for _, one in found if (one.severity is Severity.CRITICAL) is critical)
+
+
+def _common(view: RunView) -> Iterator[Cited[AnomalyDetected]]:
+    """Alarms about hosts that so many of them share that the run is at fault; the worst of each kind."""
+    by_kind: dict[str, list[Cited[AnomalyDetected]]] = {}
+    for alarm in view.alarms.values():
+        if alarm.event.env is not None:
+            by_kind.setdefault(alarm.data.kind, []).append(alarm)
+    for alarms in by_kind.values():
+        hosts = {alarm.event.env for alarm in alarms}
+        num_envs = len(hosts) if view.started is None else view.started.num_envs
+        if len(hosts) >= MIN_HOST_SHARE * num_envs:
+            yield max(alarms, key=lambda alarm: (alarm.event.severity is Severity.CRITICAL, alarm.event.seq))
 
 
 def _from_alarm(state: RunCondition, alarm: Cited[AnomalyDetected]) -> Diagnosis:
     """A newer build may have logged an alarm that this one does not know; then its own text is shown."""
     data = alarm.data
-    where = "" if alarm.event.env is None else f" in env {alarm.event.env}"
-    reason = THRESHOLDS[data.kind].reason if data.kind in THRESHOLDS else data.detail
+    where = "" if alarm.event.env is None else f" in env {alarm.event.env} and others"
+    reason = THRESHOLDS[data.kind].what if data.kind in THRESHOLDS else data.detail
     return Diagnosis(
         state=state,
         severity=alarm.event.severity,

@@ -7,6 +7,7 @@ the run goes on.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -17,12 +18,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.text import Text
 
 from esper.karn.console import STYLES, clean, describe, duration, figure
-from esper.karn.diagnosis import Diagnosis, diagnose
+from esper.karn.diagnosis import Diagnosis, RunCondition, diagnose
 from esper.karn.view import ATTENTION, RunView
 from esper.leyline import BatchSummary, LoggedEvent, RunStarted, Severity, TelemetryEventType
 
-PRINTED_ELSEWHERE = frozenset({TelemetryEventType.RUN_ENDED, TelemetryEventType.CHECKPOINT_RECORDED})
-"""Warnings that the command itself prints on stderr."""
+AT_ONCE = frozenset({TelemetryEventType.WORKER_STATE_CHANGED, TelemetryEventType.EVENTS_DROPPED})
+"""Warnings that are printed when they come; what else a person should act on is in the verdict of the round."""
+
+_PLAIN = (RunCondition.ALARM, RunCondition.WARNING)
+"""States that say no more than the severity does."""
 
 
 class PatientFile:
@@ -140,6 +144,7 @@ class LiveConsole:
         self._view: RunView | None = None
         self._figures = ""
         self._verdict: Diagnosis | None = None
+        self._told: frozenset[tuple[RunCondition, str]] = frozenset()
 
     def start(self) -> None:
         """Prints the opening, and draws the empty bar."""
@@ -164,12 +169,8 @@ class LiveConsole:
         if isinstance(line.data, BatchSummary):
             self._round(line, line.data)
             return True
-        if line.severity in ATTENTION and line.type not in PRINTED_ELSEWHERE:
-            at = "-" if line.round is None else f"{line.round + 1}/{self._rounds}"
-            where = "" if line.env is None else f" env {line.env}"
-            warning = clean(f"{line.severity.value} {line.type.value}: {describe(line.data)}")
-            text = Text(clean(f"{self._label} round {at}{where}: "), "dim")
-            self._print(text.append(Text(warning, STYLES[line.severity])))
+        if line.severity in ATTENTION and line.type in AT_ONCE:
+            self._warn(line.round, line.severity, f"{line.type.value}: {describe(line.data)}")
             return True
         return False
 
@@ -197,7 +198,8 @@ class LiveConsole:
             f"return {data.return_mean:+.3f} ± {data.return_std:.3f}  params {data.params_ratio_mean:.2f}x  "
             f"rollbacks {data.num_rollbacks}"
         )
-        self._verdict, *_ = diagnose(self._view, None, line.wall)
+        findings = diagnose(self._view, None, line.wall)
+        self._verdict = findings[0]
         done = line.round + 1
         self._progress.update(self._bar, completed=done * self._horizon, below=self._below())
         if not self._console.is_terminal:
@@ -207,6 +209,23 @@ class LiveConsole:
                 f"{data.duration_s:.1f} s  about {duration(left_s)} left  {self._verdict.state.value}"
             )
             self._print(Text(text))
+        self._tell(line.round, findings)
+
+    def _tell(self, round_idx: int, findings: Iterable[Diagnosis]) -> None:
+        """Prints what has come up since the last round; what is still the case was said before."""
+        urgent = {
+            (found.state, re.split("[ :]", found.why)[0]): found for found in findings if found.severity in ATTENTION
+        }
+        for key, found in urgent.items():
+            if key not in self._told:
+                what = found.now if found.state in _PLAIN else found.headline
+                self._warn(round_idx, found.severity, f"{what} ({found.why}). {found.next}")
+        self._told = frozenset(urgent)
+
+    def _warn(self, round_idx: int | None, severity: Severity, text: str) -> None:
+        at = "-" if round_idx is None else f"{round_idx + 1}/{self._rounds}"
+        warning = Text(clean(f"{severity.value}: {text}"), STYLES[severity])
+        self._print(Text(clean(f"{self._label} round {at}: "), "dim").append(warning))
 
     def _below(self) -> tuple[Text, ...]:
         accuracies = [] if self._view is None else [now.data.val_accuracy_pct for now in self._view.epochs.values()]
