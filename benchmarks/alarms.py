@@ -187,7 +187,7 @@ def _worlds() -> Iterator[None]:
     def kind(name: str, change: Callable[[Any], Any]) -> WorkerKind:
         @contextmanager
         def opened(build: Any, spec: Any, workers: int | None) -> Iterator[list[InlineHandle]]:
-            world = change(simulated.rehearsal(spec.task, spec.layout))
+            world = change(simulated.rehearsal(spec.only.task, spec.only.context.layout))
             yield [InlineHandle(0, simulated.build_simulated_worker, world)]
 
         return WorkerKind(name=name, description="for measuring alarms", open=opened, several=False)
