@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growth.comparison import ALONE, AT_ONCE, GROWN, WIDER
+from esper.growth.comparison import ALONE, AT_ONCE, GROWN, WIDER, _width_for
 from esper.growth.exporting import export_grown, load_grown
 from esper.growth.sites import call_model
 from esper.growth.training import GrowthRun
@@ -346,6 +346,20 @@ def test_comparing_needs_an_optimizer_that_can_be_made_again(digits: Any) -> Non
     with pytest.raises(ValueError, match="pass optimizer as a function"):
         grow(digits, model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), compare=True)
     assert fingerprint(model) == before
+
+
+def test_a_wider_model_is_never_smaller_than_the_grown_one() -> None:
+    """Widths are whole channels, so that sizes may not meet; no rival is left weak for it."""
+    for params in (1_000, 1_700, 2_600):
+        sizes = [sum(p.numel() for p in make_net(channels / 6).parameters()) for channels in range(6, 32)]
+        made = sum(p.numel() for p in _width_for(make_net, params)().parameters())
+        near = [size for size in sizes if abs(size - params) <= 0.05 * params]
+        assert made in near if near else made == min(size for size in sizes if size > params)
+
+
+def test_models_that_get_no_wider_are_refused_before_anything_is_trained(digits: Any) -> None:
+    with pytest.raises(ValueError, match="wider= must give larger models for larger factors, got 982 parameters"):
+        grow(digits, compare=True, wider=lambda factor: make_net())
 
 
 # ---- runs that stop

@@ -31,7 +31,7 @@ from esper.runtime.tasks import TaskSpec
 GROWN, ALONE, AT_ONCE, WIDER = "grown", "left alone", "the grown network from the start", "a wider model"
 WIDTH_STEPS = 24
 SIZE_TOLERANCE = 0.05
-"""How far the size of a wider model may be from that of the grown one, as a share."""
+"""How much smaller than the grown one a wider model may be, as a share."""
 MIN_SEEDS_FOR_INTERVAL = 3
 
 Wider = Callable[[float], nn.Module]
@@ -192,6 +192,7 @@ def compare(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     settings = GrowthSettings(**options)
+    check_comparable(settings, wider)
     found: dict[str, list[Trained]] = {}
     run: GrowthRun | None = None
     for number in range(seeds):
@@ -304,8 +305,12 @@ def _trained_host(task: TaskSpec, run: HostRun) -> Trained:
 # ---- a model of one's own
 
 
-def check_comparable(settings: GrowthSettings) -> None:
-    """Refuses an optimizer or scheduler that is one object: several models are to be trained."""
+def check_comparable(settings: GrowthSettings, wider: Wider | None) -> None:
+    """Refuses an optimizer or scheduler that is one object: several models are to be trained. Wider ones must be wider.
+
+    Raises:
+        ValueError: They cannot be trained.
+    """
     if isinstance(settings.optimizer, torch.optim.Optimizer):
         raise ValueError(
             "a comparison trains several models, so pass optimizer as a function, such as "
@@ -313,6 +318,11 @@ def check_comparable(settings: GrowthSettings) -> None:
         )
     if settings.scheduler is not None and hasattr(settings.scheduler, "step"):
         raise ValueError("a comparison trains several models, so pass scheduler as a function of the optimizer")
+    if wider is not None and not _params_of(wider, 1.0) < _params_of(wider, 2.0):
+        raise ValueError(
+            f"wider= must give larger models for larger factors, got {_params_of(wider, 1.0):,} parameters for 1 and "
+            f"{_params_of(wider, 2.0):,} for 2"
+        )
 
 
 def trained(run: GrowthRun, result: GrowthResult) -> Trained:
@@ -331,7 +341,6 @@ def rivals(
     on_arm: Callable[[str], None],
 ) -> Iterator[tuple[str, Trained]]:
     """Trains the rivals of a grown model, one after the other."""
-    check_comparable(settings)
     waiting = replace(settings, controller="wait_only", controller_params={})
     on_arm(ALONE)
     run = _begin(make_model, train, val, waiting)
@@ -375,30 +384,23 @@ def _plant(grower: Grower, kept: Sequence[SeedLife]) -> None:
 
 
 def _width_for(wider: Wider, params: int) -> Callable[[], nn.Module]:
-    """A maker of the width whose size comes nearest to the wanted one.
-
-    Raises:
-        ValueError: No width comes near.
-    """
-
-    def size(factor: float) -> int:
-        return sum(param.numel() for param in wider(factor).parameters())
-
+    """A maker of the width of the wanted size; of the next larger one, so that no rival is weak, if none comes near."""
     low, high = 1.0, 2.0
-    while size(high) < params and high < 64.0:
+    while _params_of(wider, high) < params and high < 64.0:
         low, high = high, 2.0 * high
-    tried = {factor: size(factor) for factor in (low, high)}
+    tried = {factor: _params_of(wider, factor) for factor in (low, high)}
     for _ in range(WIDTH_STEPS):
         middle = 0.5 * (low + high)
-        tried[middle] = size(middle)
+        tried[middle] = _params_of(wider, middle)
         low, high = (middle, high) if tried[middle] < params else (low, middle)
     best = min(tried, key=lambda factor: abs(tried[factor] - params))
     if abs(tried[best] - params) > SIZE_TOLERANCE * params:
-        raise ValueError(
-            f"wider= gives {tried[best]:,} parameters at best, the grown model has {params:,}; let it take factors "
-            "such as 1.1 and round widths to whole channels"
-        )
+        best = high
     return lambda: wider(best)
+
+
+def _params_of(wider: Wider, factor: float) -> int:
+    return sum(param.numel() for param in wider(factor).parameters())
 
 
 def _arm(name: str, runs: Sequence[Trained]) -> ArmScores:

@@ -130,7 +130,7 @@ def grow(
     if device is not None:
         model.to(device)
     if compare:
-        check_comparable(settings)
+        check_comparable(settings, wider)
     make_model = copies_of(model) if compare else None
     run = GrowthRun(model, train, val, settings)
     folder = None if out is None else Path(out)
