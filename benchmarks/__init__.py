@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.alarms import bench_alarms_command
+from benchmarks.blueprints import bench_blueprints_command, bench_newborns_command
 from benchmarks.coalitions import bench_coalitions_command
 from benchmarks.engine import bench_engine_command
 from benchmarks.grow import bench_grow_command
@@ -21,6 +22,8 @@ BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,
     "coalitions": bench_coalitions_command,
     "grow": bench_grow_command,
+    "blueprints": bench_blueprints_command,
+    "newborns": bench_newborns_command,
     "ppo": bench_ppo_command,
     "rounds": bench_rounds_command,
     "gym": bench_gym_command,
