@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
+from unittest.mock import patch
 
 import tyro
 from rich.progress import track
@@ -332,11 +333,11 @@ def schedule_of(seeds: Sequence[tuple[str, str]], start: Start) -> list[Schedule
 @contextmanager
 def started(start: Start) -> Iterator[None]:
     """Seeds of this process start this way for the block: what is no default has no setting in the product."""
-    from esper.simic.training import env_factory
-    from esper.simic.training.action_execution import lr_factor
+    from esper.leyline import lr_factor
+    from esper.simic.training.action_execution import apply_action
     from esper.tolaria.optim import GrowingOptimizer
 
-    apply_action, rates = env_factory.apply_action, GrowingOptimizer.rates
+    rates = GrowingOptimizer.rates
     factors: dict[tuple[int, str], float] = {}
 
     def apply(env: Any, spec: Any) -> Any:
@@ -354,13 +355,12 @@ def started(start: Start) -> Iterator[None]:
         rate, decay = rates(optimizer, name)
         return rate * factors.get((id(optimizer), name), 1.0), decay
 
-    BLENDS[AT_ONCE.name] = AT_ONCE
-    env_factory.apply_action, GrowingOptimizer.rates = apply, own_rates  # type: ignore[method-assign]
-    try:
+    with (
+        patch("esper.simic.training.env_factory.apply_action", apply),
+        patch.object(GrowingOptimizer, "rates", own_rates),
+        patch.dict(BLENDS, {AT_ONCE.name: AT_ONCE}),
+    ):
         yield
-    finally:
-        del BLENDS[AT_ONCE.name]
-        env_factory.apply_action, GrowingOptimizer.rates = apply_action, rates  # type: ignore[method-assign]
 
 
 def newborn_cases(task: TaskSpec, num_seeds: int) -> Iterator[Case]:
