@@ -19,7 +19,7 @@ from esper.leyline import LifecycleOp, RollbackReason
 from esper.simic.agent.gym import GymConfig, RecurrentPPO, call_action_masks
 
 IDS = ("esper/Grow-v0", *(f"esper/{world.capitalize()}-v0" for world in WORLDS))
-SHORT = {"task": "digits_blind", "budget": 1300, "horizon": 4}
+SHORT = {"task": "digits_blind", "budget": 1300, "horizon": 4, "backend": "torch"}
 
 
 def make(env_id: str) -> gymnasium.Env:
@@ -142,11 +142,51 @@ def test_masks_are_exact(seed: int) -> None:
 
 def test_choices_of_several_layouts_are_one_list() -> None:
     decoy, coin = WorldEnv("decoy"), WorldEnv("coin")
-    layouts = [env._game.context.layout for env in (decoy, coin)]
+    layouts = [env._game._pool.context.layout for env in (decoy, coin)]
     both = joint_choices(layouts)
     assert both[: len(decoy.choices)] == decoy.choices
     assert set(both) == {*decoy.choices, *coin.choices}
     assert len(set(both)) == len(both)
+
+
+# ---- several tasks
+
+
+def test_several_tasks_have_one_space_and_take_turns() -> None:
+    env = GrowEnv(("digits_blind", "digits_mlp"), horizon=2, backend="torch")
+    played = []
+    for seed in (0, None, None):
+        rows = play(env, seed, np.random.default_rng(0))
+        assert len(rows) == 3
+        played.append(env._before().context.task)
+    assert played == ["digits_blind", "digits_mlp", "digits_blind"]
+    own = {name for name in env.columns if name.startswith("r")}
+    assert {name.split(".")[0] for name in own} == {choice.slot for choice in env.choices if choice.slot}
+    assert {choice.blueprint.split(".")[0] for choice in env.choices if choice.blueprint} == {"cnn", "mlp"}
+    env.close()
+    side = GrowVectorEnv(("digits_blind", "digits_mlp"), num_envs=3, workers=1, backend="torch", horizon=2)
+    assert side.single_action_space == env.action_space
+    _, infos = side.reset(seed=0)
+    assert infos["task"].tolist() == ["digits_blind", "digits_mlp", "digits_blind"]
+    side.close()
+
+
+def test_the_nursery_has_a_test_set_in_the_same_spaces() -> None:
+    train, test = GrowEnv("nursery", backend="torch"), GrowEnv("nursery", use_test_set=True, backend="torch")
+    assert train.observation_space == test.observation_space
+    assert (train.choices, train.columns) == (test.choices, test.columns), "a policy of one can play the other"
+    names = []
+    for env in (train, test):
+        obs, info = env.reset(seed=0)
+        assert env.observation_space.contains(obs)
+        names.append(info["task"].partition(":")[0])
+        env.step(int(np.flatnonzero(info["action_mask"])[-1]))
+        env.close()
+    assert names == ["nursery", "heldout"]
+    with pytest.raises(ValueError, match="only the task 'nursery' has a test set, got digits_blind"):
+        GrowEnv("digits_blind", use_test_set=True)
+    with pytest.raises(ValueError, match="calibration_runs must be 0 with several tasks"):
+        GrowEnv(("digits_blind", "digits_mlp"), calibration_runs=5)
 
 
 # ---- side by side
@@ -166,13 +206,13 @@ def run_vector(envs: GrowVectorEnv, steps: int, seed: int) -> list[tuple[bytes, 
 
 
 def test_workers_do_not_change_a_vector_env() -> None:
-    alone = run_vector(GrowVectorEnv("digits_blind", num_envs=2, workers=1, horizon=3), 8, 3)
-    spread = run_vector(GrowVectorEnv("digits_blind", num_envs=2, workers=2, horizon=3), 8, 3)
+    alone = run_vector(GrowVectorEnv("digits_blind", num_envs=2, workers=1, backend="torch", horizon=3), 8, 3)
+    spread = run_vector(GrowVectorEnv("digits_blind", num_envs=2, workers=2, backend="torch", horizon=3), 8, 3)
     assert alone == spread
 
 
 def test_vector_episodes_begin_anew_on_the_step_after_their_end() -> None:
-    envs = gymnasium.make_vec("esper/Grow-v0", num_envs=2, tasks="digits_blind", workers=1, horizon=2)
+    envs = gymnasium.make_vec("esper/Grow-v0", num_envs=2, tasks="digits_blind", workers=1, backend="torch", horizon=2)
     envs.reset(seed=0)
     ends = []
     for _ in range(6):
@@ -199,12 +239,12 @@ def test_an_env_that_ends_early_begins_anew_without_the_others(monkeypatch: pyte
             assert env.governor is not None
         return found
 
-    calm = GrowVectorEnv("digits_blind", num_envs=2, workers=1, horizon=4)
+    calm = GrowVectorEnv("digits_blind", num_envs=2, workers=1, backend="torch", horizon=4)
     calm.reset(seed=0)
     kept = [calm.step(np.zeros(2, dtype=np.int64)) for _ in range(4)]
     calm.close()
     monkeypatch.setattr(parallel_env_state.ParallelEnvState, "judge", judge)
-    envs = GrowVectorEnv("digits_blind", num_envs=2, workers=1, horizon=4)
+    envs = GrowVectorEnv("digits_blind", num_envs=2, workers=1, backend="torch", horizon=4)
     envs.reset(seed=0)
     seen = [envs.step(np.zeros(2, dtype=np.int64)) for _ in range(4)]
     envs.close()
@@ -218,7 +258,7 @@ def test_an_env_that_ends_early_begins_anew_without_the_others(monkeypatch: pyte
 
 
 def test_our_learner_plays_it_through_the_same_interface(tmp_path: Path) -> None:
-    envs = GrowVectorEnv("digits_blind", num_envs=2, workers=1, horizon=3)
+    envs = GrowVectorEnv("digits_blind", num_envs=2, workers=1, backend="torch", horizon=3)
     config = GymConfig(steps_per_round=6, schedule_steps=12, width=8, minibatches=1, gamma=envs.gamma)
     ppo = RecurrentPPO(envs, config, run_seed=0, masks=call_action_masks)
     updates = list(ppo.learn())

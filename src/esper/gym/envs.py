@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from esper.gym.game import Game, Turn, open_task, open_world
+from esper.gym.game import Game, Turn, choose_tasks, open_tasks, open_world
 from esper.leyline import Action, EpisodeSeed, SeedStage
 from esper.leyline.rng import TRAINING_RUN_SEEDS
 
@@ -55,7 +55,8 @@ class _GameEnv(gymnasium.Env[Observation, np.int64]):
             self._run_seed, self._episode = _draw_run_seed(self.np_random), 0
         else:
             self._episode += 1
-        episode = EpisodeSeed(env_id=0, episode=self._episode, run_seed=self._run_seed)
+        task = self._game.tasks[self._episode % len(self._game.tasks)]
+        episode = EpisodeSeed(env_id=0, episode=self._episode, run_seed=self._run_seed, task=task)
         self._turn = self._game.begin([episode])[0]
         return self._turn.observation, _info(self._turn)
 
@@ -91,32 +92,36 @@ class GrowEnv(_GameEnv):
     """A small network that trains on a task; each step is one lifecycle op and one epoch. Registered as esper/Grow-v0.
 
     Args:
-        task: What the host is trained on; `esper tasks` lists them.
+        task: What the host is trained on; `esper tasks` lists them. Of several, episodes take one after the other.
+            "nursery" stands for a set of small drawn tasks.
+        use_test_set: Plays the nursery's held-out tasks instead.
         budget: Most parameters of host and seeds; None for the task's own.
         horizon: Epochs of an episode; None for the task's own.
         reward_mode: As for `esper train`.
         calibration_runs: Hosts per kind that set the scale of scores when the env is made; 0: from chance to 100.
+        backend: What trains the host: native, torch, or auto, as for `esper train`.
         data_dir: Where the data lies, if not in a usual place.
         render_mode: "ansi" for `render()` as text.
     """
 
     def __init__(
         self,
-        task: str = "digits_conv",
+        task: str | Sequence[str] = "digits_conv",
         budget: int | None = None,
         horizon: int | None = None,
+        use_test_set: bool = False,
         reward_mode: str = "shaped",
         calibration_runs: int = 0,
+        backend: str = "auto",
         data_dir: Path | None = None,
         render_mode: str | None = None,
     ) -> None:
-        game = open_task(
-            task,
-            budget=budget,
-            horizon=horizon,
+        game = open_tasks(
+            choose_tasks(task, budget=budget, horizon=horizon, use_test_set=use_test_set),
             reward_mode=reward_mode,
             calibration_runs=calibration_runs,
             workers=1,
+            backend=backend,
             data_dir=data_dir,
         )
         super().__init__(game, render_mode)
@@ -138,7 +143,7 @@ class GrowVectorEnv(VectorEnv[Observation, npt.NDArray[np.int64], npt.NDArray[An
     """Many hosts side by side in worker processes. An episode that is over begins anew on the next step.
 
     Args:
-        tasks: What the hosts are trained on.
+        tasks: What the hosts are trained on, one or several; "nursery" as for `GrowEnv`.
         num_envs: Hosts.
         workers: Processes that the hosts are spread over; 1 stays in this one. Their number changes no result.
         options: As for `GrowEnv`.
@@ -148,24 +153,25 @@ class GrowVectorEnv(VectorEnv[Observation, npt.NDArray[np.int64], npt.NDArray[An
 
     def __init__(
         self,
-        tasks: str = "digits_conv",
+        tasks: str | Sequence[str] = "digits_conv",
         num_envs: int = 2,
         workers: int = 2,
         budget: int | None = None,
         horizon: int | None = None,
+        use_test_set: bool = False,
         reward_mode: str = "shaped",
         calibration_runs: int = 0,
+        backend: str = "auto",
         data_dir: Path | None = None,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        self._game = game = open_task(
-            tasks,
-            budget=budget,
-            horizon=horizon,
+        self._game = game = open_tasks(
+            choose_tasks(tasks, budget=budget, horizon=horizon, use_test_set=use_test_set),
             reward_mode=reward_mode,
             calibration_runs=calibration_runs,
             workers=min(workers, num_envs),
+            backend=backend,
             data_dir=data_dir,
         )
         self.num_envs = num_envs
@@ -223,8 +229,15 @@ class GrowVectorEnv(VectorEnv[Observation, npt.NDArray[np.int64], npt.NDArray[An
         assert self._run_seed is not None
         for env in envs:
             self._episodes[env] += 1
-        seeds = [EpisodeSeed(env_id=env, episode=self._episodes[env], run_seed=self._run_seed) for env in envs]
+        seeds = [
+            EpisodeSeed(env_id=env, episode=self._episodes[env], run_seed=self._run_seed, task=self._task(env))
+            for env in envs
+        ]
         self._turns |= self._game.begin(seeds)
+
+    def _task(self, env: int) -> str:
+        """Side by side, and from episode to episode, envs go through the tasks."""
+        return self._game.tasks[(env + self._episodes[env] * self.num_envs) % len(self._game.tasks)]
 
     def _observations(self) -> Observation:
         return np.stack([self._turns[env].observation for env in range(self.num_envs)])
@@ -261,7 +274,7 @@ def _info(turn: Turn, before: Turn | None = None, action: int | None = None) -> 
     Equal seeds give equal infos, so the report is without the two times that it has of the machine.
     """
     report = replace(turn.report, train_ms=0.0, val_ms=0.0)
-    known: dict[str, Any] = {"report": report, "action_mask": turn.legal.copy()}
+    known: dict[str, Any] = {"report": report, "action_mask": turn.legal.copy(), "task": turn.context.task}
     if before is not None:
         known["was_legal"] = bool(before.legal[action])
         known["outcome"] = turn.outcome
