@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import train_test_split
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -119,6 +120,7 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> GrowingClassifier:
         """Fits the network and grows it."""
         x, labels = validate_data(self, X, y, dtype=np.float32)
+        check_classification_targets(labels)
         self.classes_, targets = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least two classes, got {len(self.classes_)} class")
@@ -142,6 +144,11 @@ class GrowingRegressor(RegressorMixin, _Growing):  # type: ignore[misc]
 
     Targets are brought to mean 0 and variance 1 for training.
     """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
     def fit(self, X: Any, y: Any) -> GrowingRegressor:
         """Fits the network and grows it."""

@@ -77,6 +77,8 @@ def test_what_cannot_work_is_refused(iris: Any) -> None:
         GrowingClassifier().predict(x)
     with pytest.raises(ValueError, match="at least two classes"):
         GrowingClassifier().fit(x, np.zeros(len(x)))
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        GrowingClassifier().fit(x, np.linspace(0.0, 1.0, len(x)))
     with pytest.raises(ValueError, match="leaves no room"):
         GrowingClassifier(budget=5).fit(x, y)
     with pytest.raises(ValueError, match="validation_fraction"):
