@@ -10,7 +10,7 @@ PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quie
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow evidence test test-slow test-gpu replay check format lint type imports spell sandbox bench docs clean
+.PHONY: help setup run grow evidence test test-slow test-gpu replay check format lint type imports spell pretrained sandbox bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,11 @@ table-digits-%: $(VENV)/.runs
 
 frontier-%: $(VENV)/.runs
 	$(BIN)/esper study $@ $(if $(QUICK),--quick)
+
+# From the code alone; hours. Nothing is written unless the policy is at least as good as the best rule.
+pretrained: $(VENV)/.runs  ## train the policy that comes with Esper, choose its checkpoint, write weights and card
+	$(BIN)/esper train ppo --preset nursery --run-id pretrained --keep-checkpoints 1000 --checkpoint-s 0
+	$(BIN)/python tools/build_pretrained.py runs/pretrained
 
 sandbox: $(VENV)/.runs  ## train the agent in small worlds whose best policy is known
 	$(BIN)/esper sandbox

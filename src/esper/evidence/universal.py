@@ -6,32 +6,44 @@ tuned once, on draws of the training families; searches get the held-out task it
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, SEARCHES, TUNABLE, EvaluationRequest, get_arm
+from esper.evidence.draws import DrawnHosts, RuleOnAll, mean_gain, waiting_runs
 from esper.evidence.evaluation import play_missing
 from esper.evidence.manifest import code_version
 from esper.evidence.many_tasks import COLUMNS, estimate, profile, score_runs, verdicts
 from esper.evidence.plan import prepare
 from esper.evidence.results import ResultStore
-from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, Tuner, candidates, every_setting, tune, write_tuned
+from esper.evidence.search import BLENDS_TRIED
+from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, candidates, tune, write_tuned
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.datasets import find_data
-from esper.runtime.nursery import HeldOut, heldout_list, nursery_task
+from esper.runtime.nursery import HeldOut, heldout_list
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
 from esper.simic.rewards.types import loss_points
+from esper.tamiyo.rules import PLACES
 
 TUNING_DRAWS = 2_000_000
 """Draws of the training families from this number on tune the rules."""
 MAX_SETTINGS = 6
 """Of each rule, the default among them."""
+# As in tuning on one task, without what depends on it: blueprints, and intervals that follow the horizon.
+RULE_GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "schedule": {"blend": BLENDS_TRIED, "gap": (1, 3), "fill": (False, True)},
+    "largest": {"place": PLACES, "blend": BLENDS_TRIED, "max_live": (1, 2, 3)},
+    "periodic": {"every_epochs": (6, 1, 2), "blend": ("linear", "linear_fast")},
+    "plateau": {"min_gain": (0.01, 0.001, 0.05), "patience": (4, 2), "blend": ("linear", "linear_fast")},
+    "fragrow": {"max_interval": (20.0, 5.0, 10.0), "blend": ("linear", "linear_fast")},
+    "heuristic": {"plateau_epochs": (0, 1, 3), "audition_epochs": (3, 1, 5), "blend": BLENDS_TRIED},
+}
 POLICY_ARMS = (GREEDY, SAMPLED, "open_loop", "random")
 ROWS, TUNED, REPORT = "rows.csv", "tuned.json", "report.md"
 THRESHOLDS = tuple(step / 20 for step in range(-20, 21))
@@ -127,30 +139,23 @@ def task_folder(folder: Path, name: str) -> Path:
 # ---- rules
 
 
-def tune_rules(numbers: Iterable[int], workers: int, tell: Tell) -> dict[str, Any]:
+def tune_rules(numbers: Sequence[int], workers: int, tell: Tell) -> dict[str, Any]:
     """The setting of every rule with the highest mean gain over waiting on draws of the training families.
 
     Settings that name a blueprint are left out: tasks offer different ones. Returns the content of a tuned.json.
     """
-    tasks = [nursery_task(number) for number in numbers]
-    scores: dict[str, dict[str, list[float]]] = {name: {} for name in TUNABLE}
-    settings: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in TUNABLE}
-    episodes = dict.fromkeys(TUNABLE, 0)
-    for task in tasks:
-        tell(f"tuning rules on {task.name}")
-        with Tuner(task, load_task_data(task), workers=workers) as tuner:
-            (waiting,) = tuner.scores(get_arm(BASELINE), {}, [0])
-            for name in TUNABLE:
-                for params in rule_settings(name, tuner, task):
-                    (score,) = tuner.scores(get_arm(name), params, [0])
-                    settings[name][str(params)] = params
-                    scores[name].setdefault(str(params), []).append(score - waiting)
-                    episodes[name] += 1
-    arms = {name: _best(scores[name], settings[name], episodes[name]) for name in TUNABLE}
+    arms: dict[str, Any] = {}
+    with DrawnHosts(numbers, seeds=1, workers=workers) as hosts:
+        waiting = waiting_runs(hosts)
+        for name in TUNABLE:
+            tell(f"tuning {name} on {len(hosts.names)} draws of the nursery")
+            settings = rule_settings(name)
+            scores = [mean_gain(hosts.run(RuleOnAll(name, params)), waiting) for params in settings]
+            arms[name] = _best(scores, settings, len(settings) * len(hosts.seeds))
     return {
         "format": TUNED_FORMAT,
         "code": code_version(),
-        "task": f"{len(tasks)} draws of the nursery",
+        "task": f"{len(hosts.names)} draws of the nursery",
         "data_sha256": None,
         "horizon": None,
         "budget": None,
@@ -160,31 +165,21 @@ def tune_rules(numbers: Iterable[int], workers: int, tell: Tell) -> dict[str, An
     }
 
 
-def rule_settings(name: str, tuner: Tuner, task: TaskSpec) -> list[dict[str, Any]]:
-    """Some settings of a rule, the same ones on every task, the default first."""
-    layout = tuner.runner.layout
-    every = [
-        {key: value for key, value in params.items() if key != "blueprint"}
-        for params in every_setting(get_arm(name), layout, task)
-        if params.get("blueprint") is None or name == "schedule"
-    ]
-    unique = list({str(params): params for params in every}.values())
-    # Intervals of `periodic` follow the horizon; only those that every task has can be compared.
-    usable = [params for params in unique if params.get("every_epochs", 1) in (1, 2, 6)]
-    return candidates(name, usable, episodes=SEEDS_PER_SETTING * MAX_SETTINGS)
+def rule_settings(name: str) -> list[dict[str, Any]]:
+    """Some settings of a rule that make sense on any task, the default first."""
+    grid = RULE_GRIDS[name]
+    every = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    return candidates(name, every, episodes=SEEDS_PER_SETTING * MAX_SETTINGS)
 
 
-def _best(
-    scores: Mapping[str, Sequence[float]], settings: Mapping[str, dict[str, Any]], episodes: int
-) -> dict[str, Any]:
-    means = {key: statistics.fmean(values) for key, values in scores.items()}
-    best = max(means, key=lambda key: means[key])  # the first of equals: the default, if it is among them
+def _best(scores: Sequence[float], settings: Sequence[dict[str, Any]], episodes: int) -> dict[str, Any]:
+    best = max(range(len(scores)), key=scores.__getitem__)  # the first of equals: the default, if it is among them
     return {
         "chosen": settings[best],
-        "score": means[best],
-        "default_score": next(iter(means.values())),
+        "score": scores[best],
+        "default_score": scores[0],
         "seeds_per_setting": 1,
-        "tried": [{"params": settings[key], "score": mean} for key, mean in means.items()],
+        "tried": [{"params": params, "score": score} for params, score in zip(settings, scores, strict=True)],
         "asked_episodes": episodes,
         "episodes": episodes,
         "training_macs": 0,

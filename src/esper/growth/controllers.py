@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline import HostLayout, LifecycleConfig, PolicyProtocol, record
+from esper.simic.training.config import PRETRAINED
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
 
 DEFAULT_RULE = "schedule"
 """The best rule, by docs/grow.md."""
-PRETRAINED = "pretrained"
 
 Controller = str | Path | PolicyProtocol | None
 """A rule's name, the folder of a trained run, or an object with begin, act and store; None for the default."""
@@ -36,6 +36,7 @@ def choose_controller(
     *,
     epochs: int,
     seed: int,
+    num_classes: int,
     params: Mapping[str, Any],
 ) -> Chosen:
     """Makes the controller that the user asked for.
@@ -46,6 +47,7 @@ def choose_controller(
         lifecycle: Limits of growth.
         epochs: Of the run.
         seed: Of the run.
+        num_classes: Classes or vocabulary entries.
         params: Parameters of a rule.
 
     Raises:
@@ -55,10 +57,7 @@ def choose_controller(
     if wanted is None:
         wanted = DEFAULT_RULE
     if wanted == PRETRAINED:
-        raise ValueError(
-            "this release has no pretrained controller; leave controller out for the best rule "
-            f"({DEFAULT_RULE}), or name a run that you have trained"
-        )
+        return _pretrained(setting, epochs, num_classes)
     if isinstance(wanted, str) and wanted in CONTROLLERS:
         return _rule(wanted, setting, epochs, params)
     if params:
@@ -78,6 +77,23 @@ def _rule(name: str, setting: Setting, epochs: int, params: Mapping[str, Any]) -
     return Chosen(policy=make_controller(name, setting, **params), name=name, needs_every_coalition=False)
 
 
+def _pretrained(setting: Setting, epochs: int, num_classes: int) -> Chosen:
+    """The policy that comes with Esper, or the best rule where it does not know such hosts."""
+    from esper.simic.client import FrozenPolicy
+    from esper.simic.run.pretrained import BEST_RULE, load_pretrained, why_outside
+
+    agent, card = load_pretrained()
+    outside = why_outside(card.range, setting.layout, setting.lifecycle, horizon=epochs, num_classes=num_classes)
+    if outside is not None:
+        warnings.warn(
+            f"the pretrained controller is outside what it knows: {outside}. The rule {BEST_RULE!r} decides",
+            stacklevel=2,
+        )
+        return _rule(BEST_RULE, setting, epochs, {})
+    policy = FrozenPolicy(agent, run_seed=setting.run_seed, greedy=True)
+    return Chosen(policy=policy, name=PRETRAINED, needs_every_coalition=True)
+
+
 def _policy(path: Path, setting: Setting, epochs: int) -> Chosen:
     if not path.exists():
         rules = ", ".join(name for name in CONTROLLERS if runs_by_name(name))
@@ -87,10 +103,11 @@ def _policy(path: Path, setting: Setting, epochs: int) -> Chosen:
     from esper.runtime.tasks import get_task_spec
     from esper.simic.client import FrozenPolicy
     from esper.simic.run.run_state import load_policy
+    from esper.simic.training.config import NURSERY
 
     loaded = load_policy(path)
     learned_on = build_host(get_task_spec(loaded.config.task).host, generator_for(0)).topology
-    if setting.layout.topology != learned_on:
+    if loaded.config.task != NURSERY and setting.layout.topology != learned_on:
         warnings.warn(
             f"the policy of {path} has learned on {learned_on} hosts and this model is {setting.layout.topology}: "
             f"it is outside what it knows, so the rule {DEFAULT_RULE!r} decides",

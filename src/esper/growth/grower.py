@@ -152,6 +152,7 @@ class Grower:
                 lifecycle,
                 epochs=epochs,
                 seed=seed,
+                num_classes=self.scale.classes,
                 params=controller_params or {},
             )
             self.controller_name = chosen.name

@@ -25,6 +25,7 @@ from esper.leyline import (
 )
 from esper.leyline.files import write_atomic
 from esper.scripts.terminal import plain_console, progress_bar
+from esper.simic.training.config import PRETRAINED
 
 if TYPE_CHECKING:
     from esper.evidence.host_runs import HostRun, HostRunner, OnEpoch
@@ -62,8 +63,8 @@ def grow_command(
     controller: Annotated[
         str | None,
         tyro.conf.arg(
-            help="Who decides: a rule (schedule, periodic, plateau, fragrow, heuristic, random) or the folder of a "
-            "trained run; default: schedule for tasks, the best rule for your own model."
+            help="Who decides: a rule (schedule, largest, periodic, plateau, fragrow, heuristic, random), pretrained, "
+            "or the folder of a trained run; default: schedule for tasks, the best rule for your own model."
         ),
     ] = None,
     blueprint: Annotated[
@@ -176,7 +177,7 @@ def _grow_task(
     console = plain_console()
     chosen = choose_backend(backend, spec, data)
     with HostRunner(spec, data, backend=chosen.name) as runner:
-        deciding = _deciding(runner, controller, blueprint, seed)
+        deciding = _deciding(runner, spec, controller, blueprint, seed)
         folder.mkdir(parents=True, exist_ok=True)
         console.print(Text.assemble((spec.name, "bold"), f": {spec.description}"), soft_wrap=True)
         console.print(
@@ -204,13 +205,22 @@ def _grow_task(
     )
 
 
-def _deciding(runner: HostRunner, controller: str, blueprint: str | None, seed: int) -> PolicyProtocol:
-    """A rule by its name, or the policy of a trained run by its folder."""
-    if Path(controller).is_dir():
-        from esper.simic.client import FrozenPolicy
-        from esper.simic.run.run_state import load_policy
+def _deciding(runner: HostRunner, spec: TaskSpec, controller: str, blueprint: str | None, seed: int) -> PolicyProtocol:
+    """A rule by its name, the policy of a trained run by its folder, or the one that comes with Esper."""
+    if controller == PRETRAINED or Path(controller).is_dir():
+        from esper.growth.controllers import choose_controller
 
-        return FrozenPolicy(load_policy(controller).agent, run_seed=seed, greedy=True)
+        setting, classes = runner.setting(seed), spec.num_classes
+        chosen = choose_controller(
+            controller,
+            setting.layout,
+            setting.lifecycle,
+            epochs=spec.horizon,
+            seed=seed,
+            num_classes=classes,
+            params={},
+        )
+        return chosen.policy
     params: dict[str, Any] = {"blueprint": blueprint} if controller == "schedule" else {}
     return runner.controller(controller, **params)
 

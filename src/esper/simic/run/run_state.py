@@ -24,9 +24,18 @@ from esper.simic.client import SimicClient, check_columns
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import Calibration, default_gamma
 from esper.simic.run.checkpoint import LoadedCheckpoint, load_checkpoint, newest_valid
+from esper.simic.run.pretrained import card_folder, load_pretrained
 from esper.simic.run.run_dir import open_run
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
-from esper.simic.training.config import LEARNED, TrainingConfig, config_from_json
+from esper.simic.training.config import (
+    LEARNED,
+    NURSERY,
+    PRETRAINED,
+    TrainingConfig,
+    config_from_json,
+    preset,
+    with_overrides,
+)
 from esper.tamiyo.controllers import CONTROLLERS
 
 if TYPE_CHECKING:
@@ -223,6 +232,7 @@ class LoadedPolicy:
 def load_policy(path: str | Path) -> LoadedPolicy:
     """Takes the policy out of a run directory (its newest valid checkpoint) or out of one checkpoint.
 
+    "pretrained" is the policy that comes with Esper.
     Says on stderr which newer checkpoints of a run cannot be used; one of another run is never taken for its own.
 
     Raises:
@@ -230,6 +240,8 @@ def load_policy(path: str | Path) -> LoadedPolicy:
         CheckpointError: Nothing in it is valid, or it holds no learned policy.
     """
     place = Path(path)
+    if str(path) == PRETRAINED:
+        return _shipped_policy()
     if place.absolute().parent.name == CHECKPOINTS_DIR:
         loaded = load_checkpoint(place)
         try:
@@ -252,5 +264,20 @@ def load_policy(path: str | Path) -> LoadedPolicy:
         rounds=len(state.history),
         host_epochs=state.counters["num_env_steps"],
         training_s=sum(summary.duration_s for summary in state.history),
+        policy_sha256=hashlib.sha256(b"".join(parts)).hexdigest(),
+    )
+
+
+def _shipped_policy() -> LoadedPolicy:
+    agent, card = load_pretrained()
+    parts = (hashlib.sha256(card_folder().joinpath(name).read_bytes()).digest() for name in (POLICY_FILE, FACTS_FILE))
+    return LoadedPolicy(
+        agent=agent,
+        config=with_overrides(preset(NURSERY), {"seed": card.run_seed}),
+        checkpoint=Path(str(card_folder())),
+        run_id=PRETRAINED,
+        rounds=card.rounds,
+        host_epochs=card.host_epochs,
+        training_s=3600 * card.cpu_hours,
         policy_sha256=hashlib.sha256(b"".join(parts)).hexdigest(),
     )

@@ -37,6 +37,8 @@ from esper.tolaria.kinds import WORKER_KINDS, find_worker_kind, worker_kind_name
 LEARNED = "ppo"
 NURSERY = "nursery"
 """The task of a run over draws; `runtime/nursery.py` makes them."""
+PRETRAINED = "pretrained"
+"""The policy that comes with Esper, wherever a controller is named."""
 MINIBATCHES = 4
 """Per pass, unless somebody chose another number or there are fewer envs."""
 AUTO = "auto"
@@ -89,6 +91,12 @@ class TrainingConfig(Hyperparameters):
     )
     param_budget: int | None = option(
         "most parameters of host and seeds; default: the task's", None, up_to(10**12), group="run"
+    )
+
+    warm_start: str | None = option(
+        f"begin with the weights of a trained run, by its folder, or of the policy that comes with Esper: {PRETRAINED}",
+        None,
+        group="run",
     )
 
     workers: int | None = option(
@@ -279,6 +287,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "rounds": 150,
         "minibatches": 4,
         "relative_to": "group",
+        "backend": "native",
         "calibration_runs": 0,
         "lr": 1e-3,
         "entropy_coef": 0.05,

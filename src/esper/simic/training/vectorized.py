@@ -25,15 +25,16 @@ from esper.leyline.rundir import METRICS_DIR
 from esper.nissa import Backend, Hub, TelemetryHub, complain, get_hub
 from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
+from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, network_shape
+from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, check_columns, network_shape
 from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, RewardConfig, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
 from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_dir import CALIBRATIONS_DIR, RunDir
-from esper.simic.run.run_state import RunState
+from esper.simic.run.run_state import RunState, load_policy
 from esper.simic.run.session import RunStart, Session, check_still_newest, emit_run_ended, log_losses
 from esper.simic.run.stop_signals import StopSignals
 from esper.simic.telemetry.debug_telemetry import (
@@ -316,6 +317,23 @@ def check_controller(name: str) -> None:
         raise ValueError(f"unknown controller {name!r}. Known: {', '.join((LEARNED, *able))}")
 
 
+def warm_started(trained: PPOAgent, config: PPOConfig, *, run_seed: int) -> PPOAgent:
+    """A new agent with the weights and statistics of a trained one; optimizer and schedules begin anew.
+
+    Raises:
+        ValueError: Their networks differ in width.
+    """
+    if trained.config.width != config.width:
+        raise ValueError(
+            f"warm_start: the trained policy has width {trained.config.width}, this run {config.width}. "
+            f"Give --width {trained.config.width}"
+        )
+    check_columns(trained.shape)
+    agent = PPOAgent(trained.shape, config, run_seed=run_seed)
+    agent.network.load_state_dict(trained.network.state_dict())
+    return agent
+
+
 def worker_plan(config: TrainingConfig) -> tuple[str, int | None]:
     """Kind and number of workers; None leaves the number to the kind."""
     if config.worker_kind not in (AUTO, "process"):
@@ -362,6 +380,8 @@ def _client(
     if saved is None:
         ppo = config.ppo_config(episode_length=task.horizon, gamma=gamma)
         agent = PPOAgent(network_shape(layout.blueprints), ppo, run_seed=config.seed)
+        if config.warm_start is not None:
+            agent = warm_started(load_policy(config.warm_start).agent, ppo, run_seed=config.seed)
     else:
         assert saved.agent is not None
         assert saved.reward_scale is not None

@@ -1,0 +1,150 @@
+"""Controllers on many draws of the nursery at once: rules are tuned here, recipes and checkpoints chosen.
+
+All draws share one pool, and every controller sees the same hosts. Scores are those of the committed network on
+controller-validation; the test split takes no part.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from esper.evidence.arms import BASELINE, TUNABLE
+from esper.evidence.host_runs import SideBySide, default_schedule
+from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, FeatureContext, PolicyProtocol, record
+from esper.leyline.rng import TUNING_RUN_SEEDS
+from esper.runtime.nursery import NURSERY
+from esper.runtime.tasks import get_task_spec, load_task_data
+from esper.simic.client import FrozenPolicy
+from esper.simic.rewards.types import loss_points
+from esper.simic.run.run_state import load_policy
+from esper.simic.training.backend import choose_backend
+from esper.simic.training.env_factory import build_worker, make_worker_spec
+from esper.simic.training.rollout import run_episodes
+from esper.tamiyo.controller import Setting
+from esper.tamiyo.controllers import make_controller
+from esper.tolaria.pool import EnginePool
+
+
+@record
+class DrawnRun:
+    """One host of one draw after its last epoch."""
+
+    task: str
+    run_seed: int
+    points: float
+    """Accuracy in percent, or how far the loss has fallen from that of a guess."""
+    params_ratio: float
+    num_kept: int
+
+
+class DrawnHosts(ExitStack):
+    """Workers for draws of the nursery, used in a `with` block.
+
+    Args:
+        numbers: Which draws.
+        seeds: Run seeds on each of them, from those that tune.
+        workers: Processes; 1 runs everything in this one.
+        backend: What trains the hosts; the draws that compiled code cannot train are left to torch.
+    """
+
+    def __init__(self, numbers: Sequence[int], *, seeds: int, workers: int, backend: str = "auto") -> None:
+        super().__init__()
+        self.names = [f"{NURSERY}:{number}" for number in numbers]
+        self._horizon = max(get_task_spec(name).horizon for name in self.names)
+        first = get_task_spec(self.names[0])
+        data = load_task_data(first)
+        chosen = choose_backend(backend, first, data).name
+        spec = make_worker_spec(first, data, backend=chosen)
+        kind = "process" if workers > 1 else "inline"
+        count = workers if workers > 1 else None
+        self._pool = self.enter_context(EnginePool(build_worker, spec, kind=kind, workers=count))
+        pairs = [(name, TUNING_RUN_SEEDS[seed]) for name in self.names for seed in range(seeds)]
+        self.seeds = [
+            EpisodeSeed(env_id=env_id, episode=0, run_seed=run_seed, task=name)
+            for env_id, (name, run_seed) in enumerate(pairs)
+        ]
+
+    def run(self, policy: PolicyProtocol) -> list[DrawnRun]:
+        """One episode of every draw and run seed under a controller."""
+        final = run_episodes(self._pool, policy, self.seeds, self._horizon)
+        return [_result(seed, final, position) for position, seed in enumerate(self.seeds)]
+
+
+def _result(seed: EpisodeSeed, final: ActionExecutionResult, position: int) -> DrawnRun:
+    assert seed.task is not None
+    task, report = get_task_spec(seed.task), final.reports[position]
+    accuracy, loss = report.committed_accuracy_pct, report.committed_loss
+    assert accuracy is not None
+    assert loss is not None
+    return DrawnRun(
+        task=seed.task,
+        run_seed=seed.run_seed,
+        points=accuracy if task.metric == "accuracy" else loss_points(loss, task.chance_loss),
+        params_ratio=report.committed_params / report.host_params,
+        num_kept=sum(slot.stage.name == "FOSSILIZED" for slot in report.slots),
+    )
+
+
+class RuleOnAll:
+    """A rule on hosts that differ: each host gets one of its own, made for its layout."""
+
+    def __init__(self, name: str, params: Mapping[str, Any]) -> None:
+        self._make = _maker(name, params)
+        self._each: SideBySide
+
+    def begin(self, state: ActionExecutionResult) -> None:
+        """Looks at the hosts."""
+        self._each = SideBySide(
+            {
+                report.env_id: self._make(context, report.signals.horizon)
+                for report, context in zip(state.reports, state.contexts, strict=True)
+            }
+        )
+        self._each.begin(state)
+
+    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
+        """Asks each."""
+        return self._each.act(state)
+
+    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
+        """Tells each."""
+        self._each.store(before, after)
+
+
+def _maker(name: str, params: Mapping[str, Any]) -> Callable[[FeatureContext, int], PolicyProtocol]:
+    def make(context: FeatureContext, horizon: int) -> PolicyProtocol:
+        setting = Setting(layout=context.layout, lifecycle=context.lifecycle, run_seed=0)
+        if name == "schedule":
+            return make_controller(name, setting, entries=default_schedule(setting, horizon, **params))
+        return make_controller(name, setting, **params)
+
+    return make
+
+
+def mean_gain(runs: Sequence[DrawnRun], waiting: Sequence[DrawnRun]) -> float:
+    """Points over waiting on the same hosts, mean over all."""
+    return statistics.fmean(run.points - alone.points for run, alone in zip(runs, waiting, strict=True))
+
+
+def waiting_runs(hosts: DrawnHosts) -> list[DrawnRun]:
+    """What the hosts reach when they are left alone."""
+    return hosts.run(RuleOnAll(BASELINE, {}))
+
+
+def judge_checkpoints(hosts: DrawnHosts, checkpoints: Sequence[Path], tell: Callable[[str], None]) -> dict[str, float]:
+    """Mean points over waiting of each checkpoint, played greedily, and of every rule with its defaults, by name."""
+    waiting, found = waiting_runs(hosts), {}
+    for name in TUNABLE:
+        found[name] = mean_gain(hosts.run(RuleOnAll(name, {})), waiting)
+        tell(f"{name}: {found[name]:+.2f} points over waiting")
+    for path in checkpoints:
+        policy = FrozenPolicy(load_policy(path).agent, run_seed=0, greedy=True)
+        runs = hosts.run(policy)
+        found[path.name] = mean_gain(runs, waiting)
+        size = statistics.fmean(run.params_ratio for run in runs)
+        tell(f"{path.name}: {found[path.name]:+.2f} points over waiting, {size:.2f}x parameters")
+    return found

@@ -1,0 +1,86 @@
+"""Chooses a checkpoint of a run over the nursery and makes it the policy that comes with Esper, with its card.
+
+    python tools/build_pretrained.py runs/pretrained
+
+The checkpoint is the one with the highest mean gain over waiting on draws of the training families that no training
+sees. A policy that is not at least as good as the best rule there is not shipped: nothing is written then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import esper.simic
+from esper.evidence.arms import TUNABLE
+from esper.evidence.draws import DrawnHosts, judge_checkpoints
+from esper.evidence.manifest import code_version
+from esper.runtime.nursery import MAX_BUDGET, MAX_HORIZON, MIN_HORIZON, VALIDATION, heldout_list
+from esper.simic.agent.agent_files import FACTS_FILE, POLICY_FILE
+from esper.simic.run.pretrained import CARD_FILE, Card, KnownRange
+from esper.simic.run.run_state import LoadedPolicy, load_policy
+from esper.simic.training.config import PRETRAINED
+
+DRAWS, SEEDS = 24, 2
+
+
+def main() -> None:
+    """Judges, chooses, writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="run directory of `esper train ppo --preset nursery`")
+    parser.add_argument("--every", type=int, default=10, help="judge every so many checkpoints, and the last")
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    parser.add_argument("--workers", type=int, default=2)
+    asked = parser.parse_args()
+    saved = sorted(path for path in (asked.run / "checkpoints").iterdir() if path.is_dir())
+    chosen = sorted({*saved[:: asked.every], saved[-1]})
+    numbers = range(VALIDATION, VALIDATION + asked.draws)
+    with DrawnHosts(numbers, seeds=SEEDS, workers=asked.workers) as hosts:
+        found = judge_checkpoints(hosts, chosen, print)
+    best = max(chosen, key=lambda path: found[path.name])
+    rule = max(TUNABLE, key=found.__getitem__)
+    if found[best.name] < found[rule]:
+        sys.exit(f"not shipped: {best.name} gains {found[best.name]:.2f} points over waiting, {rule} {found[rule]:.2f}")
+    _write(load_policy(best), {name: found[name] for name in TUNABLE} | {PRETRAINED: found[best.name]}, asked.draws)
+
+
+def _write(policy: LoadedPolicy, validation: dict[str, float], draws: int) -> None:
+    config, folder = policy.config, Path(esper.simic.__file__).parent / PRETRAINED
+    held_out = json.dumps([[row.task.name, row.sha256] for row in heldout_list()])
+    card = Card(
+        trained_on="draws of the nursery: digits with variants, teachers, short texts; MLP, CNN and small transformers",
+        recipe=(
+            f"PPO, {config.groups} tasks x {config.envs // config.groups} hosts per round, rewards relative to "
+            f"{config.relative_to}, checkpoint with the highest gain on {draws} validation draws x {SEEDS} run seeds"
+        ),
+        code=code_version(),
+        nursery_sha256=hashlib.sha256(held_out.encode()).hexdigest(),
+        run_seed=config.seed,
+        rounds=policy.rounds,
+        episodes=policy.rounds * config.envs,
+        host_epochs=policy.host_epochs,
+        cpu_hours=policy.training_s / 3600,
+        range=KnownRange(
+            topologies=("mlp", "cnn"),
+            max_budget_ratio=2 * MAX_BUDGET,
+            min_horizon=MIN_HORIZON,
+            max_horizon=MAX_HORIZON,
+            max_classes=10,
+        ),
+        validation=validation,
+        held_out={},
+        limits="small hosts of up to about ten thousand parameters; transformers were seldom seen",
+    )
+    folder.mkdir(exist_ok=True)
+    content = policy.agent.to_files()
+    for name in (POLICY_FILE, FACTS_FILE):
+        (folder / name).write_bytes(content[name])
+    (folder / CARD_FILE).write_text(json.dumps(asdict(card), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
