@@ -134,6 +134,7 @@ def test_arms_that_are_tuned_already_are_not_tuned_again(data: Dataset, monkeypa
     again = tune_arms(data, "periodic", "fragrow", episodes=4, before=first, on_arm=lambda c: kept.append([*c["arms"]]))
     assert again["arms"]["periodic"] == first["arms"]["periodic"]
     assert kept == [["periodic", "fragrow"]]
+    assert "periodic" in tune_arms(data, "fragrow", episodes=4, before=first)["arms"], "what was chosen stays chosen"
     assert tune_arms(data, "periodic", episodes=8, before=first) != first, "with other episodes it is"
 
 

@@ -183,7 +183,8 @@ def tune(
         search_episodes: Of every search for a schedule.
         workers: Processes.
         backend: What trains the hosts.
-        before: The content of an earlier tuned.json; arms that it holds under the same conditions are not tuned again.
+        before: The content of an earlier tuned.json; arms that it holds under the same conditions are kept, and not
+            tuned again.
         on_setting: Called after every setting with a line about it, and how many episodes it took.
         on_arm: Called with all there is so far whenever an arm is done.
 
@@ -196,10 +197,10 @@ def tune(
         )
     content = _conditions(task, data, backend)
     known = before["arms"] if before is not None and {**before, "arms": {}} == {**content, "arms": {}} else {}
+    content["arms"] = dict(known)
     for arm in arms:
         wanted = search_episodes if arm.searched else episodes
         if arm.name in known and known[arm.name]["asked_episodes"] == wanted:
-            content["arms"][arm.name] = known[arm.name]
             continue
         with Tuner(task, data, workers=workers, backend=backend) as tuner:
             choose = _search if arm.searched else _choose
