@@ -202,6 +202,7 @@ def test_tuned_parameters_are_used(tmp_path: Path, capsys: pytest.CaptureFixture
         "format": 2,
         "task": "digits_limited",
         "horizon": 8,
+        "rows": None,
         "budget": None,
         "metric": "committed controller-validation accuracy",
         "arms": {

@@ -218,6 +218,7 @@ def _conditions(task: TaskSpec, data: Dataset, backend: str) -> dict[str, Any]:
         "task": task.name,
         "data_sha256": data.sha256,
         "horizon": task.horizon,
+        "rows": task.samples_per_epoch,
         "budget": task.lifecycle.param_budget,
         "backend": backend_version(backend),
         "first_seed": TUNING_RUN_SEEDS.start,
@@ -297,7 +298,7 @@ def read_tuned(path: Path, task: TaskSpec) -> tuple[dict[str, Any], dict[str, An
     content = load_tuned(path)
     settings = {arm: found["chosen"] for arm, found in content["arms"].items()}
     same = content["task"] == task.name and content["horizon"] == task.horizon
-    same = same and content["budget"] == task.lifecycle.param_budget
+    same = same and content["budget"] == task.lifecycle.param_budget and content["rows"] == task.samples_per_epoch
     facts = {
         "on task": content["task"],
         "conditions": "the same" if same else "other than here",
