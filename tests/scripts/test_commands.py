@@ -129,6 +129,11 @@ def test_compare_says_whether_a_task_should_be_grown(capsys, tmp_path):
     assert out.read_text() == shown
 
 
+def test_compare_says_so_where_nothing_grew(capsys):
+    main(["compare", "--task", "digits_limited", "--epochs", "2", "--seeds", "1"])
+    assert "Nothing grew" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("flags", [[], ["--task", "digits_limited", "--model", "a.py:b"], ["--model", "a.py:b"]])
 def test_compare_wants_a_task_or_a_model_with_data(flags, capsys):
     with pytest.raises(SystemExit) as stop:

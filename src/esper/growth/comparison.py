@@ -94,6 +94,9 @@ class Comparison:
 
     def verdict(self) -> str:
         """A plain sentence: grow it or do not."""
+        grown, alone = self.arm(GROWN), self.arm(ALONE)
+        if grown is not None and alone is not None and grown.params == alone.params:
+            return "Nothing grew, so there is nothing to judge: the model was trained as it is."
         clear = {arm.name: self._clearly(arm.name) for arm in self.arms if arm.name != GROWN}
         better_rivals = [name for name in (WIDER, AT_ONCE) if clear.get(name) == -1]
         if clear.get(ALONE) == -1:
