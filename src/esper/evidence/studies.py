@@ -45,11 +45,11 @@ class Study:
 
 RIVALS = ("schedule", "largest", "periodic", "plateau", "fragrow", "heuristic", "search_random", "search_tpe")
 _FRONTIER = Study(
-    description="digits: the best plain network of each size against rules and searches that grow a small sighted one",
+    description="digits: the best plain network of each size against rules and a search that grow a small sighted one",
     task="digits_conv",
     epochs=20,
     budgets=(600, 1_000, 1_300, 2_500),
-    arms=(*RIVALS, "static_final", "static_frontier"),
+    arms=("schedule", "largest", "search_tpe", "static_final", "static_frontier"),
     subject="search_tpe",
     policies=0,
     search_episodes=240,
@@ -69,24 +69,30 @@ STUDIES: dict[str, Study] = {
         description="growth is not needed: the right answer is to wait", preset="digits_saturated"
     ),
     "frontier-digits": _FRONTIER,
+    "rivals-digits": replace(
+        _FRONTIER,
+        description="digits, 1,300 parameters: every rule, both searches and an outside library",
+        budgets=(1_300,),
+        arms=(*RIVALS, "gromo", "static_final", "static_frontier"),
+    ),
     "frontier-fashion": replace(
         _FRONTIER,
         description="the same on Fashion-MNIST, with few rows per epoch: 12 epochs of 2,000",
         task="fashion_tiny",
         budgets=(8_000, 12_000, 20_000),
-        arms=("schedule", "largest", "search_tpe", "static_final", "static_frontier"),
+        arms=("largest", "static_final", "static_frontier"),
+        subject="largest",
         epochs=12,
         rows=2_000,
         seeds=10,
         tune_episodes=16,
-        search_episodes=32,
     ),
     "frontier-pydoc": replace(
         _FRONTIER,
         description="the same for a small language model, measured by its loss",
         task="pydoc_lm",
         budgets=(32_000, 48_000),
-        arms=("schedule", "largest", "static_final", "static_frontier"),
+        arms=("largest", "static_final", "static_frontier"),
         subject="largest",
         epochs=None,
         seeds=5,
