@@ -109,6 +109,7 @@ def test_a_worker_lost_twice_at_one_step_is_given_up_and_its_envs_end_visibly(de
     assert [result.reports[i].epoch for i in range(NUM_ENVS)] == [1, 1, 0, 0]
     assert lossy.lost_envs == {2, 3}
     assert lossy.num_abandoned == 2
+    assert not lossy.bitwise
     assert [state for _, state, _ in sink.states] == ["lost", "abandoned"]
     assert sorted(lossy.snapshot()) == [0, 1]
 

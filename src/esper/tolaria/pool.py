@@ -34,6 +34,7 @@ from esper.leyline import (
 from esper.tolaria.engine import not_applied
 from esper.tolaria.handles import Handle
 from esper.tolaria.kinds import find_worker_kind
+from esper.tolaria.runtime import machine_facts
 from esper.tolaria.worker import BuildWorker, Hello, PoolFailure, Progress, Request, StepCancelled, WorkerLost
 
 _REPLAYED = ("reset", "restore", "step")
@@ -101,7 +102,8 @@ class EnginePool:
         """Envs whose gradients steps are to describe tensor by tensor."""
         self.num_restarts = 0
         self.num_abandoned = 0
-        """Envs given up; while it is 0, everything this pool returned is what any other pool would have returned."""
+        """Envs given up."""
+        self._odd_machines: set[str] = set()
         self._sink = sink
         self._interrupted = False
         self._cancelled = False
@@ -134,6 +136,8 @@ class EnginePool:
         cores, processes = set().union(*(hello.cores for hello in hellos)), {hello.pid for hello in hellos}
         if cores and len(cores) < len(processes):
             sys.stderr.write(f"esper: {len(processes)} workers share {len(cores)} cores; check the CPU affinity\n")
+        for hello in hellos:
+            self._compare_machine(hello)
         return hellos
 
     @property
@@ -146,6 +150,20 @@ class EnginePool:
         if len(self.tasks) != 1:
             raise ValueError(f"this pool has several tasks ({', '.join(self.tasks)}); ask the state of each env")
         return next(iter(self.tasks.values()))
+
+    def _compare_machine(self, hello: Hello) -> None:
+        """Warns, once, of each way in which a worker's machine computes otherwise than this one."""
+        here = machine_facts()
+        differing = [key for key in here if hello.machine[key] != here[key]]
+        odd = "; ".join(f"{key} {hello.machine[key]}, here {here[key]}" for key in differing)
+        if odd and odd not in self._odd_machines:
+            self._odd_machines.add(odd)
+            sys.stderr.write(f"esper: workers run on machines of another kind ({odd}): other machines, other bits\n")
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether all that this pool has returned is, to the bit, what any other would have returned."""
+        return not self.num_abandoned and not self._odd_machines
 
     # ---- the calls of a worker
 
@@ -307,7 +325,7 @@ class EnginePool:
                 "look for memory limits or a crashing library"
             )
         try:
-            member.handle.start()
+            self._compare_machine(member.handle.start())
             for past in member.history:
                 member.handle.send(past)
                 member.handle.receive(past)
@@ -338,7 +356,7 @@ class EnginePool:
         for member in self._members:
             if member.abandoned:
                 try:
-                    member.handle.start()
+                    self._compare_machine(member.handle.start())
                 except WorkerLost as lost:
                     raise PoolFailure(f"{lost} when it was started again") from None
                 member.abandoned = False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
@@ -15,6 +18,17 @@ from torch import Tensor
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 AMP_CHOICES: tuple[str, ...] = ("off", "auto", "bf16", "fp16")
+
+
+def machine_facts() -> dict[str, str]:
+    """What the bits of host work depend on: the processor, and the builds of what computes on it."""
+    return {
+        "torch": str(torch.__version__),
+        "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:12],
+        "numba": version("numba"),
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def parse_device(name: str) -> torch.device:

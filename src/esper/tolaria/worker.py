@@ -19,6 +19,7 @@ import torch
 
 from esper.leyline import FeatureContext, Worker, WorkersFailed, record
 from esper.tolaria.engine import Beat
+from esper.tolaria.runtime import machine_facts
 
 # ---- messages
 
@@ -32,6 +33,8 @@ class Hello:
     threads: int
     cores: tuple[int, ...]
     """Cores it may run on; empty where the system does not say."""
+    machine: Mapping[str, str]
+    """What its bits depend on, as `machine_facts` says."""
     contexts: Mapping[str, FeatureContext]
     """Its tasks by name."""
 
@@ -137,6 +140,7 @@ def introduce(worker: Worker) -> Hello:
         pid=os.getpid(),
         threads=torch.get_num_threads(),
         cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+        machine=machine_facts(),
         contexts=worker.contexts,
     )
 

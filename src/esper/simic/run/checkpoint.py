@@ -56,6 +56,8 @@ class CheckpointFacts:
     """Higher is better; None: not measured."""
     identity: dict[str, str | int | bool]
     """Where it was made, as `environment.identity` says."""
+    bitwise: bool = True
+    """False once hosts were trained on unequal machines or given up: elsewhere the run would end with other bits."""
 
 
 @record

@@ -171,11 +171,12 @@ class CheckpointWriter:
         attempt: int,
         resumed_from: int | None,
         config: TrainingConfig,
+        bitwise: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._log = run, log
         self._attempt, self._resumed_from = attempt, resumed_from
-        self._config = config
+        self._config, self._bitwise = config, bitwise
         self._clock = clock
         self._warned = self._withheld = False
         self._schedule = CheckpointSchedule(
@@ -191,15 +192,24 @@ class CheckpointWriter:
         return self._schedule.saved_index
 
     def offer(
-        self, index: int, files: Callable[[], Mapping[str, bytes]], *, score: float | None, last: bool
+        self,
+        index: int,
+        files: Callable[[], Mapping[str, bytes]],
+        *,
+        score: float | None,
+        last: bool,
+        bitwise: bool = True,
     ) -> SavedCheckpoint | None:
         """Saves the boundary after `index` rounds if it is due, or if the run ends here (`last`) and it is not saved.
+
+        Once `bitwise` was False, all later checkpoints of the run say so.
 
         Raises:
             StorageError: Saving has failed five times in a row, or at the end of the run.
             NumericFailure: The run's numbers are not finite. Nothing was saved; what was before is as it was.
         """
         started = self._clock()
+        self._bitwise &= bitwise
         if not self._schedule.due(index, started, final=last):
             return None
         if (why := self._log_trouble()) is not None:
@@ -216,6 +226,7 @@ class CheckpointWriter:
             next_seq=self._log.next_seq,
             score=score,
             identity=identity(),
+            bitwise=self._bitwise,
         )
         try:
             content = files()

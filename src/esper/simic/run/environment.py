@@ -21,6 +21,7 @@ from esper.runtime.tasks import TaskSpec
 from esper.simic.training.config import TrainingConfig
 from esper.tolaria.executor.available import VERSION as NATIVE_VERSION
 from esper.tolaria.executor.available import backend_version
+from esper.tolaria.runtime import machine_facts
 
 Identity = Mapping[str, str | int | bool]
 NOT_PROMISED = "bitwise equality not promised"
@@ -30,12 +31,13 @@ GIT_TIMEOUT_S = 5.0
 
 def identity() -> dict[str, str | int | bool]:
     """What the bits of this process depend on: versions, processor, threads."""
+    machine = machine_facts()
     return {
         "esper": esper.__version__,
-        "torch": str(torch.__version__),
+        "torch": machine["torch"],
         "python": platform.python_version(),
-        "platform": f"{platform.system()}-{platform.machine()}",
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "platform": machine["platform"],
+        "cpu_capability": machine["cpu_capability"],
         "threads": torch.get_num_threads(),
         "native": NATIVE_VERSION,
     }

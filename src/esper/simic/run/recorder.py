@@ -249,7 +249,11 @@ class RunRecorder(Recorder):
         score = trainer.history[-1].committed_accuracy_pct if trainer.history else None
         self._hub.progress("save", round=trainer.next_round)
         self._checkpoints.offer(
-            trainer.next_round, lambda: run_files(trainer, self.state_dict()), score=score, last=last
+            trainer.next_round,
+            lambda: run_files(trainer, self.state_dict()),
+            score=score,
+            last=last,
+            bitwise=self._parts.pool.bitwise,
         )
 
     def _context(self, before: EpochReport) -> EnvContext:

@@ -179,7 +179,8 @@ def open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend] = ()) ->
         raise
     attempt = hub.attempt if isinstance(hub, TelemetryHub) else 0 if facts is None else facts.attempt
     resumed_from = None if facts is None else facts.index
-    return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=config)
+    bitwise = facts is None or facts.bitwise
+    return hub, CheckpointWriter(run, hub, attempt=attempt, resumed_from=resumed_from, config=config, bitwise=bitwise)
 
 
 def _exporter(name: Exporter, start: RunStart, run: RunDir) -> Backend:
