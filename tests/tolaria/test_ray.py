@@ -20,7 +20,7 @@ from esper.tolaria import ray_handle
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.worker import PoolFailure, StepCancelled, WorkerError
 from tests.tolaria import worlds
-from tests.tolaria.conftest import NODE
+from tests.tolaria.conftest import NODE, lose_node
 from tests.tolaria.test_pool import Facts, ListSink, is_running, is_same, pids
 from tests.tolaria.worlds import NAN_IN_ENV_2, NUM_ENVS, Fault, FaultySpec, build_faulty, faulty_spec
 
@@ -56,7 +56,7 @@ def test_two_nodes_give_the_bits_of_one_process_also_when_one_is_lost_in_mid_epi
     def lose(epoch: int) -> None:
         if epoch == 3:
             assert alive() == {ray_cluster.head_node.node_id: 1, doomed.node_id: 1}
-            ray_cluster.remove_node(doomed, allow_graceful=False)
+            lose_node(ray_cluster, doomed)
 
     try:
         with actors(ray_cluster, faulty_spec(NAN_IN_ENV_2), sink=sink) as pool:
@@ -125,9 +125,9 @@ def test_rows_lie_once_in_the_memory_of_a_node(ray_cluster: Any) -> None:
     spec = worlds.worker_spec()
     with ray_handle._connection(ray_cluster.address, 2) as connected:
         stored = connected.put(spec)
-        first, second = (connected.get(stored).rows["train_inputs"].open() for _ in range(2))
+        first, second = (connected.get(stored).only.rows["train_inputs"].open() for _ in range(2))
         assert first.data_ptr() == second.data_ptr(), "mapped, not copied"
-        assert first.equal(spec.rows["train_inputs"].open())
+        assert first.equal(spec.only.rows["train_inputs"].open())
 
 
 def test_what_cannot_work_is_said_before_anything_starts(ray_cluster: Any) -> None:

@@ -109,7 +109,10 @@ class RayHandle(Handle):
     def launch(self) -> None:
         self.close()
         self._num_launched += 1
-        self._actor = self._cluster.new_actor(may_share=self._num_launched > 1)
+        replaces = self._num_launched > 1
+        if replaces:
+            self._cluster.await_truth()
+        self._actor = self._cluster.new_actor(may_share=replaces)
         self._answer = self._actor.start.remote(self._build, self._spec)
         self._sent_s = time.monotonic()
 
@@ -194,6 +197,16 @@ class Cluster:
         }
         return self.ray.remote(**options)(RayWorker).remote()
 
+    def await_truth(self) -> None:
+        """Waits until the cluster knows which machines are gone: until then it would send them new workers."""
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            nodes = [node for node in self.ray.nodes() if node["Alive"]]
+            if all(_answers(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}") for node in nodes):
+                return
+            self.check_head()
+            time.sleep(POLL_S)
+
     def count_workers(self, wanted: int | None, at_most: int | None) -> int:
         """How many workers there will be: as many as are wanted, or one per CPU of the cluster.
 
@@ -258,6 +271,7 @@ def open_ray(
     """
     with _connection(address, workers or min(usable_cores(), at_most or usable_cores())) as ray:
         cluster = Cluster(ray)
+        cluster.await_truth()
         count = cluster.count_workers(workers, at_most)
         stored = ray.put(spec)
         yield [RayHandle(worker_id, build, stored, cluster) for worker_id in range(count)]

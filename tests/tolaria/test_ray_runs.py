@@ -1,0 +1,81 @@
+"""`esper train` on a cluster of two nodes: the policy of one process, also when a node is lost, or the head."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.kills import _await, checkpoints, final_bits, launch
+from tests.tolaria.conftest import lose_node, two_nodes
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`"),
+    pytest.mark.timeout(900),
+]
+ROUNDS = 4
+FLAGS = (
+    "--task", "digits_blind", "--rounds", ROUNDS, "--envs", 4, "--episode-length", 12, "--calibration-runs", 0,
+    "--checkpoint-s", 0, "--keep-checkpoints", ROUNDS, "--seed", 5,
+)  # fmt: skip
+
+
+def bits(run: Path) -> dict[str, object]:
+    """The last checkpoint without clocks and without where hosts were trained."""
+    files = final_bits(run, ROUNDS)
+    for place in ("worker_kind", "ray_address"):
+        files["state.json"]["config"].pop(place)  # type: ignore[index]
+    return files
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, err = process.communicate(timeout=600)
+    return process.returncode, out + err
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    runs = tmp_path_factory.mktemp("inline")
+    code, said = finished(launch("ppo", *FLAGS, "--runs", runs, "--run-id", "run", "--worker-kind", "inline"))
+    assert code == 0, said
+    return bits(runs / "run")
+
+
+def lose_in_mid_run(runs: Path, cluster: Any, lose: Callable[[], None]) -> tuple[int, str]:
+    """Trains on the cluster and loses a part of it in the second round."""
+    flags = ("--worker-kind", "ray", "--ray-address", cluster.address, "--workers", 2)
+    process = launch("ppo", *FLAGS, "--runs", runs, "--run-id", "run", *flags)
+    _await(lambda: bool(checkpoints(runs / "run")), process)
+    assert process.poll() is None, "it was over before anything could be lost"
+    lose()
+    return finished(process)
+
+
+def test_a_node_that_is_lost_changes_no_bit(tmp_path: Path, expected: dict[str, object]) -> None:
+    with two_nodes() as cluster:
+        node = next(iter(cluster.worker_nodes))
+        code, said = lose_in_mid_run(tmp_path, cluster, lambda: lose_node(cluster, node))
+    assert code == 0, said
+    log = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("events*.jsonl"))
+    assert b'"recovered"' in log
+    assert bits(tmp_path / "run") == expected
+
+
+def test_without_its_head_a_run_ends_with_a_message_and_goes_on_elsewhere_to_the_same_bits(
+    tmp_path: Path, expected: dict[str, object]
+) -> None:
+    with two_nodes() as cluster:
+        address = cluster.address
+        head = cluster.head_node
+        code, said = lose_in_mid_run(tmp_path, cluster, lambda: lose_node(cluster, head))
+    assert code == 7, said
+    assert f"the head of the Ray cluster at {address} is gone" in said
+    assert "Traceback" not in said
+    code, said = finished(launch("--resume", tmp_path / "run", "--worker-kind", "inline"))
+    assert code == 0, said
+    assert bits(tmp_path / "run") == expected
