@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from benchmarks.alarms import bench_alarms_command
 from benchmarks.blueprints import bench_blueprints_command, bench_newborns_command
+from benchmarks.cluster import bench_cluster_command
 from benchmarks.coalitions import bench_coalitions_command
 from benchmarks.engine import bench_engine_command
 from benchmarks.grow import bench_grow_command
@@ -20,6 +21,7 @@ from benchmarks.viewers import bench_viewers_command
 
 BENCHMARKS: dict[str, Callable[..., None]] = {
     "engine": bench_engine_command,
+    "cluster": bench_cluster_command,
     "coalitions": bench_coalitions_command,
     "grow": bench_grow_command,
     "blueprints": bench_blueprints_command,

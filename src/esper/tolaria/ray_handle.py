@@ -57,6 +57,7 @@ PRIVATE = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one into the home folder; one per process, Ray keeps it
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on every address of the machine
+    "RAY_worker_niceness": "0",  # else everybody else's work comes first
 }
 """Settings of a cluster that is this machine alone."""
 
