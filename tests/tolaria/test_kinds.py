@@ -18,7 +18,14 @@ from esper.simic.training.simulated import build_simulated_worker
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria import kinds
 from esper.tolaria.handles import Handle, InlineHandle
-from esper.tolaria.kinds import WORKER_KINDS, WorkerKind, find_worker_kind, register_worker_kind, worker_kind_names
+from esper.tolaria.kinds import (
+    WORKER_KINDS,
+    WorkerKind,
+    Workers,
+    find_worker_kind,
+    register_worker_kind,
+    worker_kind_names,
+)
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.worker import BuildWorker
 from tests.fakes import world
@@ -115,3 +122,14 @@ def test_simulated_workers_rehearse_a_task_but_have_no_networks() -> None:
 def test_the_table_loads_no_torch() -> None:
     code = "import sys, esper.tolaria.kinds; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_commands_ask_for_is_checked_before_anything_starts() -> None:
+    assert [Workers.of(count).row.name for count in (1, 2)] == ["inline", "process"]
+    assert Workers(count=3, kind="ray", ray_address="auto").options == {"address": "auto"}
+    with pytest.raises(ValueError, match="--workers must be at least 1, got 0"):
+        Workers.of(0)
+    with pytest.raises(ValueError, match="--ray-address goes with --worker-kind ray, got --worker-kind process"):
+        Workers(count=2, kind="process", ray_address="auto")
+    with pytest.raises(ValueError, match="unknown worker kind 'thread'"):
+        Workers(count=2, kind="thread")

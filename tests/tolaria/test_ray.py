@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 
+from esper.evidence.host_runs import HostRunner
 from esper.leyline import wait
 from esper.leyline.files import SCRATCH_PREFIX
+from esper.runtime.tasks import load_task_data
 from esper.simic.training.rollout import episode_seeds
 from esper.tolaria import ray_handle
+from esper.tolaria.kinds import Workers
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.worker import PoolFailure, StepCancelled, WorkerError
+from tests.growing import module_bits
 from tests.tolaria import worlds
 from tests.tolaria.conftest import NODE, lose_node
 from tests.tolaria.test_pool import Facts, ListSink, is_running, is_same, pids
@@ -175,3 +179,18 @@ def test_an_address_where_nothing_is_ends_with_a_message() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(PoolFailure, match=rf"no Ray cluster answers at 127.0.0.1:{port}. Start one with `ray start"):
         EnginePool(build_faulty, faulty_spec(), kind="ray", options={"address": f"127.0.0.1:{port}"})
+
+
+def test_hosts_of_an_evaluation_are_the_same_on_a_cluster(ray_cluster: Any) -> None:
+    task = worlds.tiny_task()
+    data, seeds = load_task_data(task), episode_seeds(3, 0, 2)
+    with HostRunner(task, data) as here:
+        expected = here.run(here.controller("schedule"), seeds)
+    place = Workers(count=2, kind="ray", ray_address=ray_cluster.address)
+    with HostRunner(task, data, workers=place) as there:
+        found = there.run(there.controller("schedule"), seeds)
+    for one, other in zip(expected, found, strict=True):
+        assert [worlds.without_times(report) for report in one.reports] == [
+            worlds.without_times(report) for report in other.reports
+        ]
+        assert module_bits(one.model) == module_bits(other.model)

@@ -25,6 +25,7 @@ from esper.leyline import EpisodeSeed
 from esper.runtime.data.splits import Split
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.run.run_state import LoadedPolicy
+from esper.tolaria.kinds import Workers
 
 CONTROL_WORLDS: Mapping[str, str] = {"positive control (planted optimum)": "decoy", "negative control (inert)": "inert"}
 TIMES = ("run_s", "controller_s", "wall_s")
@@ -35,14 +36,14 @@ OnRun = Callable[[str, int, RunResult | None], None]
 def run_evaluation(
     evaluation: Evaluation,
     *,
-    workers: int,
+    workers: Workers | int,
     on_run: OnRun = lambda name, total, result: None,
 ) -> Published:
     """Plays what is missing, and makes report and figures of all there is.
 
     Args:
         evaluation: As prepared; its folder may hold results of earlier sessions.
-        workers: Processes.
+        workers: A number of processes, or workers of a kind.
         on_run: For progress.
     """
     play_missing(evaluation, workers=workers, on_run=on_run)
@@ -50,14 +51,16 @@ def run_evaluation(
     return publish(folder, folder)
 
 
-def play_missing(evaluation: Evaluation, *, workers: int, on_run: OnRun = lambda name, total, result: None) -> None:
+def play_missing(
+    evaluation: Evaluation, *, workers: Workers | int, on_run: OnRun = lambda name, total, result: None
+) -> None:
     """Plays what is missing and stores it beside the manifest; no report."""
     manifest, folder = evaluation.manifest, evaluation.store.folder
     with Arena(evaluation, workers=workers) as arena:
         arena.check(evaluation.lineup.arms)
         folder.mkdir(parents=True, exist_ok=True)
         manifest.save(folder)
-        missing = list(missing_jobs(evaluation, 2 * workers))
+        missing = list(missing_jobs(evaluation, 2 * Workers.of(workers).count))
         if missing or (_needs_controls(manifest) and not manifest.controls):
             manifest = _run(evaluation, arena, missing, on_run)
     _with_session(manifest, ended=now()).save(folder)

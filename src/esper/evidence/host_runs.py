@@ -45,6 +45,7 @@ from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.schedule import ScheduleEntry
 from esper.tolaria.batches import SharedBatchIterator
+from esper.tolaria.kinds import Workers
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.worker import PoolFailure
 
@@ -154,7 +155,7 @@ class HostRunner(ExitStack):
     Args:
         task: Host, optimizer, limits, epochs.
         data: Train and val are read; test is not.
-        workers: Processes; 1 runs everything in this one. Results are the same bits.
+        workers: A number of processes, 1 runs everything in this one; or workers of a kind. Results are the same bits.
         networks: Networks to start with, by run seed; None starts every run with the task's bare host.
         backend: What trains them, as `choose_backend` found.
     """
@@ -164,22 +165,27 @@ class HostRunner(ExitStack):
         task: TaskSpec,
         data: Dataset,
         *,
-        workers: int = 1,
+        workers: Workers | int = 1,
         networks: Mapping[int, StaticNetwork] | None = None,
         backend: str = "torch",
     ) -> None:
-        if workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {workers}")
+        workers = Workers.of(workers)
         super().__init__()
         self._task = task
         rows = min(len(data.train), task.samples_per_epoch or len(data.train))
         self._rows_per_epoch = rows - rows % task.batch_size  # a short last batch is left out
         with ExitStack() as stack:
-            scratch = stack.enter_context(scratch_folder())
+            scratch = stack.enter_context(scratch_folder()) if workers.row.shares_files else None
             spec = make_worker_spec(task, data, scratch=scratch, rollback_ends_episode=False, backend=backend)
             hosts = HostWorkerSpec(worker=spec, networks=networks)
-            kind = "process" if workers > 1 else "inline"
-            pool = EnginePool(build_host_worker, hosts, kind=kind, workers=workers, wanted=SEED_EVENTS)
+            pool = EnginePool(
+                build_host_worker,
+                hosts,
+                kind=workers.row.name,
+                workers=workers.count,
+                wanted=SEED_EVENTS,
+                options=workers.options,
+            )
             self._pool = stack.enter_context(pool)
             self.enter_context(stack.pop_all())
 

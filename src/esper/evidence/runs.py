@@ -44,6 +44,7 @@ from esper.simic.run.run_state import LoadedPolicy
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.random_controllers import RATED_OPS
 from esper.tamiyo.schedule import ScheduleEntry, read_schedule
+from esper.tolaria.kinds import Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,9 @@ class Job:
 
 
 class Arena(ExitStack):
-    """Plays the jobs of an evaluation, used in a `with` block; `workers` are processes."""
+    """Plays the jobs of an evaluation, used in a `with` block."""
 
-    def __init__(self, evaluation: Evaluation, *, workers: int) -> None:
+    def __init__(self, evaluation: Evaluation, *, workers: Workers | int) -> None:
         super().__init__()
         self._evaluation = evaluation
         self._task = evaluation.task

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.leyline.files import TEMP_PREFIX
+from esper.tolaria.kinds import Workers
 
 if TYPE_CHECKING:
     from esper.simic.run.session import RunStart
@@ -105,13 +106,18 @@ STUDIES: dict[str, Study] = {
 }
 
 
-def policy_config(study: Study, workers: int) -> TrainingConfig:
+def policy_config(study: Study, workers: Workers) -> TrainingConfig:
     """The recipe of a study's policies, but for their run seeds."""
     from esper.simic.training.config import preset, with_overrides
 
     assert study.preset is not None, "nothing is learned in this study"
     recipe = preset(study.preset)
-    return with_overrides(recipe, {**study.changes, "workers": min(workers, recipe.envs)})
+    place = {
+        "workers": min(workers.count, recipe.envs),
+        "worker_kind": workers.kind,
+        "ray_address": workers.ray_address,
+    }
+    return with_overrides(recipe, {**study.changes, **place})
 
 
 def start_policy(config: TrainingConfig, path: Path) -> RunStart | None:
@@ -126,7 +132,8 @@ def start_policy(config: TrainingConfig, path: Path) -> RunStart | None:
     if path.is_dir():
         run = open_run(path)
         if any(not place.name.startswith(TEMP_PREFIX) for place in run.checkpoints.iterdir()):
-            start = start_again(path, {"workers": config.workers})
+            place = {name: getattr(config, name) for name in ("workers", "worker_kind", "ray_address")}
+            start = start_again(path, place)
             return None if start.rounds_done >= start.config.rounds and log_problem(path) is None else start
         with run.lock():  # unless another process trains it: it was stopped before its first checkpoint
             remove(path)

@@ -31,6 +31,7 @@ from esper.runtime.tasks import TaskSpec
 from esper.tamiyo.rules import PLACES
 from esper.tamiyo.schedule import ScheduleEntry, read_schedule, schedule_json
 from esper.tolaria.executor.available import backend_version
+from esper.tolaria.kinds import Workers
 
 SEEDS_PER_SETTING = 4
 TUNED_FORMAT = 2
@@ -107,11 +108,11 @@ class Tuner:
     Args:
         task: Host, epochs, budget.
         data: Train and val are read.
-        workers: Processes.
+        workers: A number of processes, or workers of a kind.
         backend: What trains the hosts.
     """
 
-    def __init__(self, task: TaskSpec, data: Dataset, *, workers: int, backend: str = "torch") -> None:
+    def __init__(self, task: TaskSpec, data: Dataset, *, workers: Workers | int, backend: str = "torch") -> None:
         self._task = task
         self._data = data
         self._workers = workers
@@ -167,7 +168,7 @@ def tune(
     *,
     episodes: int,
     search_episodes: int,
-    workers: int,
+    workers: Workers | int,
     before: Mapping[str, Any] | None = None,
     backend: str = "torch",
     on_setting: OnSetting = lambda line, num_done: None,
@@ -181,7 +182,7 @@ def tune(
         arms: What to tune.
         episodes: Of every arm.
         search_episodes: Of every search for a schedule.
-        workers: Processes.
+        workers: A number of processes, or workers of a kind.
         backend: What trains the hosts.
         before: The content of an earlier tuned.json; arms that it holds under the same conditions are kept, and not
             tuned again.

@@ -30,6 +30,7 @@ from esper.runtime.nursery import HeldOut, heldout_list
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
 from esper.simic.rewards.types import loss_points
 from esper.tamiyo.rules import PLACES
+from esper.tolaria.kinds import Workers
 
 TUNING_DRAWS = 2_000_000
 """Draws of the training families from this number on tune the rules."""
@@ -66,7 +67,7 @@ class Plan:
     """Episodes that searches get on a task: one point of the break-even curve each."""
     tuning_tasks: int
     """Draws of the training families on which rules are tuned; 0: they keep their defaults."""
-    workers: int
+    workers: Workers | int
     data_dir: Path | None
 
 
@@ -125,7 +126,7 @@ def _search(task: TaskSpec, episodes: int, plan: Plan) -> dict[str, Any]:
     )
 
 
-def _play(request: EvaluationRequest, workers: int, tell: Tell) -> None:
+def _play(request: EvaluationRequest, workers: Workers | int, tell: Tell) -> None:
     evaluation = prepare(request)
     tell(f"{request.task}: {', '.join(evaluation.lineup.names)}")
     play_missing(evaluation, workers=workers)
@@ -139,7 +140,7 @@ def task_folder(folder: Path, name: str) -> Path:
 # ---- rules
 
 
-def tune_rules(numbers: Sequence[int], workers: int, tell: Tell) -> dict[str, Any]:
+def tune_rules(numbers: Sequence[int], workers: Workers | int, tell: Tell) -> dict[str, Any]:
     """The setting of every rule with the highest mean gain over waiting on draws of the training families.
 
     Settings that name a blueprint are left out: tasks offer different ones. Returns the content of a tuned.json.

@@ -12,15 +12,21 @@ from esper.evidence.arms import EvaluationRequest
 from esper.leyline import ExitCode
 from esper.leyline.files import sole_user
 from esper.scripts.terminal import plain_console, progress_bar
+from esper.tolaria.kinds import AUTO, WORKER_KINDS, Workers
 
 if TYPE_CHECKING:
     from esper.evidence.publication import Published
     from esper.evidence.results import RunResult
 
+KIND_HELP = f"Where hosts are trained: {', '.join((AUTO, *(name for name in WORKER_KINDS if name != 'simulated')))}."
+RAY_HELP = "HOST:PORT of a Ray cluster's head, or auto for the one this machine is in; default: a cluster of its own."
+
 
 def evaluate_command(
     request: Annotated[EvaluationRequest, tyro.conf.arg(name="")],
-    workers: Annotated[int, tyro.conf.arg(help="Processes; the results do not depend on it.")] = 1,
+    workers: Annotated[int, tyro.conf.arg(help="Workers; the results do not depend on it.")] = 1,
+    worker_kind: Annotated[str, tyro.conf.arg(help=KIND_HELP)] = AUTO,
+    ray_address: Annotated[str | None, tyro.conf.arg(help=RAY_HELP)] = None,
     tune: Annotated[
         bool, tyro.conf.arg(help="Choose the parameters of fixed controllers on validation data, and stop there.")
     ] = False,
@@ -48,16 +54,16 @@ def evaluate_command(
     if from_ is not None:
         _regenerate(from_, request.out)
         return
-    for flag, value in (("--seeds", request.seeds), ("--workers", workers)):
-        if value < 1:
-            raise ValueError(f"{flag} must be at least 1, got {value}")
+    if request.seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {request.seeds}")
+    place = Workers(count=workers, kind=worker_kind, ray_address=ray_address)
     if tune:
-        _tune(request, tune_episodes, search_episodes, workers)
+        _tune(request, tune_episodes, search_episodes, place)
     else:
-        _evaluate(request, workers)
+        _evaluate(request, place)
 
 
-def _evaluate(request: EvaluationRequest, workers: int) -> None:
+def _evaluate(request: EvaluationRequest, workers: Workers) -> None:
     from esper.evidence.evaluation import run_evaluation
     from esper.evidence.plan import prepare
 
@@ -84,7 +90,7 @@ def _regenerate(results: Path, out: Path | None) -> None:
     _show(plain_console(), publish(results.parent, folder), folder)
 
 
-def _tune(request: EvaluationRequest, episodes: int, search_episodes: int, workers: int) -> None:
+def _tune(request: EvaluationRequest, episodes: int, search_episodes: int, workers: Workers) -> None:
     from esper.evidence.plan import frontier_budgets, request_task
     from esper.evidence.tuning import load_tuned, tunable_arms, tune, tuned_table, write_tuned
     from esper.runtime.tasks import load_task_data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.text import Text
@@ -13,9 +13,10 @@ from rich.text import Text
 from esper.evidence.arms import FRONTIER, SEARCHES, TUNABLE, EvaluationRequest, get_arm
 from esper.evidence.studies import STUDIES, UNIVERSAL, Study, log_problem, policy_config, start_policy
 from esper.leyline import ExitCode
-from esper.scripts.evaluate import evaluate_command
+from esper.scripts.evaluate import KIND_HELP, RAY_HELP, evaluate_command
 from esper.scripts.terminal import plain_console
 from esper.scripts.train import run_and_show
+from esper.tolaria.kinds import AUTO, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,9 @@ WHOLE_LIST = HeldOutOptions()
 def study_command(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=f"One of {', '.join(STUDIES)}.")],
     out: Annotated[Path, tyro.conf.arg(help="Folder for runs and results.")] = Path("runs/studies"),
-    workers: Annotated[int | None, tyro.conf.arg(help="Worker processes; default: one per core.")] = None,
+    workers: Annotated[int | None, tyro.conf.arg(help="Workers; default: one per core.")] = None,
+    worker_kind: Annotated[str, tyro.conf.arg(help=KIND_HELP)] = AUTO,
+    ray_address: Annotated[str | None, tyro.conf.arg(help=RAY_HELP)] = None,
     backend: Annotated[str, tyro.conf.arg(help="What trains hosts: auto, native or torch.")] = "auto",
     policies: Annotated[
         int | None, tyro.conf.arg(help="Policies to train; default: the study's own. One speaks for itself only.")
@@ -65,7 +68,7 @@ def study_command(
 
     require_libraries()
     study, console = STUDIES[name], plain_console()
-    count = usable_cores() if workers is None else workers
+    place = Workers(count=usable_cores() if workers is None else workers, kind=worker_kind, ray_address=ray_address)
     num_policies = min(1, study.policies) if quick else study.policies if policies is None else policies
     if num_policies < (study.preset is not None):
         raise ValueError(f"--policies must be at least 1, got {policies}")
@@ -74,16 +77,16 @@ def study_command(
     if quick:
         study = replace(study, seeds=5, tune_episodes=16, search_episodes=16)
     if study.preset is None:
-        _judge_sizes(study, folder, count, backend)
+        _judge_sizes(study, folder, place, backend)
         return
-    config = with_overrides(policy_config(study, count), {"backend": backend})
+    config = with_overrides(policy_config(study, place), {"backend": backend})
     runs = [folder / f"policy-{seed}" for seed in range(num_policies)]
     for seed, path in enumerate(runs):
         if (start := start_policy(with_overrides(config, {"seed": seed}), path)) is not None:
             run_and_show(start, None)
             _require_whole_log(path)
     if name == UNIVERSAL:
-        _judge_universal(folder, runs, held_out, count, quick)
+        _judge_universal(folder, runs, held_out, place, quick)
         return
     request = EvaluationRequest(
         task=config.task,
@@ -92,10 +95,10 @@ def study_command(
         out=folder / "evaluation",
         backend=backend,
     )
-    _judge(study, replace(request, policy=tuple(map(str, runs))), count)
+    _judge(study, replace(request, policy=tuple(map(str, runs))), place)
 
 
-def _judge_sizes(study: Study, folder: Path, workers: int, backend: str) -> None:
+def _judge_sizes(study: Study, folder: Path, workers: Workers, backend: str) -> None:
     """One evaluation for each budget, then all of them as one table and picture."""
     from esper.evidence.frontier import publish_frontier
 
@@ -110,24 +113,25 @@ def _judge_sizes(study: Study, folder: Path, workers: int, backend: str) -> None
     plain_console().print(f"Saved in {folder}: frontier.md, frontier.csv, frontier.png", soft_wrap=True)
 
 
-def _judge(study: Study, request: EvaluationRequest, workers: int) -> None:
+def _judge(study: Study, request: EvaluationRequest, workers: Workers) -> None:
     """Tunes what can be tuned, then compares on the test split. What is done already is not done again."""
     tuned = request.folder / "tuned.json" if study.tune_episodes else None
+    place: Any = {"workers": workers.count, "worker_kind": workers.kind, "ray_address": workers.ray_address}
     if study.tune_episodes:
         asked = study.arms if "all" not in study.arms else (*TUNABLE, *SEARCHES, FRONTIER)
         tune = replace(request, arms=tuple(arm for arm in asked if arm == FRONTIER or _tunable(arm)), policy=())
         evaluate_command(
-            tune, workers=workers, tune=True, tune_episodes=study.tune_episodes, search_episodes=study.search_episodes
+            tune, **place, tune=True, tune_episodes=study.tune_episodes, search_episodes=study.search_episodes
         )
     request = replace(request, arms=study.arms, subject=study.subject, seeds=study.seeds, tuned=tuned)
-    evaluate_command(request, workers=workers)
+    evaluate_command(request, **place)
 
 
 def _tunable(arm: str) -> bool:
     return get_arm(arm).tunable or get_arm(arm).searched
 
 
-def _judge_universal(folder: Path, runs: list[Path], options: HeldOutOptions, workers: int, quick: bool) -> None:
+def _judge_universal(folder: Path, runs: list[Path], options: HeldOutOptions, workers: Workers, quick: bool) -> None:
     from esper.evidence.universal import Plan, run_universal
 
     console = plain_console()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     OpenWorkers = Callable[..., AbstractContextManager[Sequence[Handle]]]
 
+AUTO = "auto"
+"""No kind, but a choice by the number of workers."""
 ENTRY_POINTS = "esper.worker_kinds"
 """Group of entry points under which another distribution offers kinds. Each names a `WorkerKind`."""
 
@@ -51,6 +53,38 @@ class WorkerKind:
             return cast("OpenWorkers", getattr(import_module(module), function))
         except (ImportError, AttributeError) as error:
             raise ValueError(f"worker kind {self.name!r} cannot be used here: {error}") from error
+
+
+@record
+class Workers:
+    """Which workers somebody asks for."""
+
+    count: int
+    kind: str = AUTO
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"--workers must be at least 1, got {self.count}")
+        if self.ray_address is not None and self.kind != "ray":
+            raise ValueError(f"--ray-address goes with --worker-kind ray, got --worker-kind {self.kind}")
+        if self.kind != AUTO:
+            find_worker_kind(self.kind)
+
+    @classmethod
+    def of(cls, asked: Workers | int) -> Workers:
+        """A number alone leaves the kind open."""
+        return cls(count=asked) if isinstance(asked, int) else asked
+
+    @property
+    def row(self) -> WorkerKind:
+        """Their kind; if that was left open, processes where there are several."""
+        return find_worker_kind(self.kind if self.kind != AUTO else "process" if self.count > 1 else "inline")
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What the kind is told besides."""
+        return {} if self.ray_address is None else {"address": self.ray_address}
 
 
 WORKER_KINDS: dict[str, WorkerKind] = {
@@ -89,7 +123,7 @@ def register_worker_kind(kind: WorkerKind) -> None:
     Raises:
         ValueError: There is one of that name already.
     """
-    if kind.name in WORKER_KINDS or kind.name == "auto":
+    if kind.name in WORKER_KINDS or kind.name == AUTO:
         raise ValueError(f"there is a worker kind {kind.name!r} already; choose another name")
     WORKER_KINDS[kind.name] = kind
 

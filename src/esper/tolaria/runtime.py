@@ -16,6 +16,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from esper.tolaria.executor.available import VERSION as NATIVE_VERSION
+
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 AMP_CHOICES: tuple[str, ...] = ("off", "auto", "bf16", "fp16")
 
@@ -25,7 +27,7 @@ def machine_facts() -> dict[str, str]:
     return {
         "torch": str(torch.__version__),
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:12],
-        "numba": version("numba"),
+        "native": f"{NATIVE_VERSION}, numba {version('numba')}",
         "platform": f"{platform.system()}-{platform.machine()}",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }

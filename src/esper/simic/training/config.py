@@ -32,7 +32,7 @@ from esper.simic.rewards.groups import RELATIVE_TO
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
 from esper.tolaria.executor.available import BACKENDS
-from esper.tolaria.kinds import WORKER_KINDS, find_worker_kind, worker_kind_names
+from esper.tolaria.kinds import AUTO, WORKER_KINDS, find_worker_kind, worker_kind_names
 
 LEARNED = "ppo"
 NURSERY = "nursery"
@@ -41,8 +41,6 @@ PRETRAINED = "pretrained"
 """The policy that comes with Esper, wherever a controller is named."""
 MINIBATCHES = 4
 """Per pass, unless somebody chose another number or there are fewer envs."""
-AUTO = "auto"
-"""Worker kind: processes where there are several workers on CPUs, inline otherwise."""
 LEVELS: tuple[str, ...] = tuple(level.name.lower() for level in TelemetryLevel)
 MAX_JSON_BYTES = 1 << 20
 CONSOLES: tuple[str, ...] = ("auto", "rich", "plain", "off")

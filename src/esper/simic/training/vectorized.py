@@ -48,14 +48,14 @@ from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, comp
 from esper.simic.telemetry.telemetry_config import Exporter
 from esper.simic.training.backend import choose_backend
 from esper.simic.training.calibration import load_or_calibrate, reward_config
-from esper.simic.training.config import AUTO, LEARNED, NURSERY, TrainingConfig, with_overrides
+from esper.simic.training.config import LEARNED, NURSERY, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing, TaskPricing
 from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
 from esper.tolaria.batches import SharedBatchIterator
-from esper.tolaria.kinds import find_worker_kind
+from esper.tolaria.kinds import AUTO, find_worker_kind
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.runtime import usable_cores
 
