@@ -77,7 +77,7 @@ def test_two_nodes_give_the_bits_of_one_process_also_when_one_is_lost_in_mid_epi
 def test_workers_that_die_hang_or_fail_are_replaced_or_reported(
     ray_cluster: Any, tmp_path: Path, expected: tuple[Facts, dict[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_handle, "MIN_SILENCE_S", 3.0)
+    monkeypatch.setattr(ray_handle, "MIN_SILENCE_S", 10.0)
     monkeypatch.setattr(ray_handle, "SILENCE_FACTOR", 0.0)
     faults = [
         Fault(kind="die", env_id=1, epoch=2, once=tmp_path / "died"),

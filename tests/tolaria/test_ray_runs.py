@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.kills import _await, checkpoints, final_bits, launch
+from tests.integration.kills import _await, checkpoints, final_bits, launch, lines
 from tests.tolaria.conftest import lose_node, two_nodes
 
 pytestmark = [
@@ -61,8 +61,8 @@ def test_a_node_that_is_lost_changes_no_bit(tmp_path: Path, expected: dict[str, 
         node = next(iter(cluster.worker_nodes))
         code, said = lose_in_mid_run(tmp_path, cluster, lambda: lose_node(cluster, node))
     assert code == 0, said
-    log = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("events*.jsonl"))
-    assert b'"recovered"' in log
+    states = [line["data"]["state"] for line in lines(tmp_path / "run") if line["type"] == "WORKER_STATE_CHANGED"]  # type: ignore[index]
+    assert states == ["lost", "recovered"]
     assert bits(tmp_path / "run") == expected
 
 

@@ -111,9 +111,12 @@ class RayHandle(Handle):
         self.close()
         self._num_launched += 1
         replaces = self._num_launched > 1
-        if replaces:
-            self._cluster.await_truth()
-        self._actor = self._cluster.new_actor(may_share=replaces)
+        try:
+            if replaces:
+                self._cluster.await_truth()
+            self._actor = self._cluster.new_actor(may_share=replaces)
+        except self._cluster.ray.exceptions.RayError as error:
+            raise self._lost(f"could not be started ({type(error).__name__})") from None
         self._answer = self._actor.start.remote(self._build, self._spec)
         self._sent_s = time.monotonic()
 
@@ -132,13 +135,13 @@ class RayHandle(Handle):
             self._look_around(patience)
         try:
             reply = pickle.loads(ray.get(self._answer))
-        except ray.exceptions.RayActorError:
-            raise self._lost("died, or its machine did") from None
-        except ray.exceptions.RayError as error:
+        except ray.exceptions.RayTaskError as error:
             raise WorkerError(
                 f"worker {self.worker_id} could not be used: {error}. Every machine of the cluster needs the same "
                 "Esper and the modules that tasks come from"
             ) from None
+        except ray.exceptions.RayError as error:
+            raise self._lost(f"died, or its machine did ({type(error).__name__})") from None
         if request.request_id:  # starting up says nothing about the time of a step
             self._slowest_s = max(self._slowest_s, time.monotonic() - self._sent_s)
         return open_reply(self.worker_id, request, reply)
