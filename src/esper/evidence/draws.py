@@ -26,6 +26,7 @@ from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.rollout import run_episodes
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import make_controller
+from esper.tolaria.kinds import Workers
 from esper.tolaria.pool import EnginePool
 
 
@@ -47,11 +48,11 @@ class DrawnHosts(ExitStack):
     Args:
         numbers: Which draws.
         seeds: Run seeds on each of them, from those that tune.
-        workers: Processes; 1 runs everything in this one.
+        workers: A number of processes, 1 runs everything in this one; or workers of a kind.
         backend: What trains the hosts; the draws that compiled code cannot train are left to torch.
     """
 
-    def __init__(self, numbers: Sequence[int], *, seeds: int, workers: int, backend: str = "auto") -> None:
+    def __init__(self, numbers: Sequence[int], *, seeds: int, workers: Workers | int, backend: str = "auto") -> None:
         super().__init__()
         self.names = [f"{NURSERY}:{number}" for number in numbers]
         self._horizon = max(get_task_spec(name).horizon for name in self.names)
@@ -59,9 +60,10 @@ class DrawnHosts(ExitStack):
         data = load_task_data(first)
         chosen = choose_backend(backend, first, data).name
         spec = make_worker_spec(first, data, backend=chosen)
-        kind = "process" if workers > 1 else "inline"
-        count = workers if workers > 1 else None
-        self._pool = self.enter_context(EnginePool(build_worker, spec, kind=kind, workers=count))
+        place = Workers.of(workers)
+        self._pool = self.enter_context(
+            EnginePool(build_worker, spec, kind=place.row.name, workers=place.count, options=place.options)
+        )
         pairs = [(name, TUNING_RUN_SEEDS[seed]) for name in self.names for seed in range(seeds)]
         self.seeds = [
             EpisodeSeed(env_id=env_id, episode=0, run_seed=run_seed, task=name)
