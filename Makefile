@@ -38,13 +38,13 @@ grow: $(VENV)/.runs  ## grow one network on the bundled digits and show what gre
 test: $(VENV)/.ready  ## run the test suite
 	$(BIN)/python -m pytest -n auto
 
-evidence: frontier-digits frontier-fashion frontier-pydoc table-digits-blind table-digits-saturated  ## every published table; hours, goes on where it stopped
+evidence: frontier-digits rivals-digits frontier-fashion frontier-pydoc table-digits-blind table-digits-saturated  ## every published table; hours, goes on where it stopped
 
 # One command per published table, from the code alone. QUICK=1 goes the whole way with one policy and five pairs.
-table-digits-%: $(VENV)/.runs
+table-digits-%: $(VENV)/.ready
 	$(BIN)/esper study digits_$* $(if $(QUICK),--quick)
 
-frontier-%: $(VENV)/.runs
+frontier-% rivals-%: $(VENV)/.ready
 	$(BIN)/esper study $@ $(if $(QUICK),--quick)
 
 # From the code alone; hours. Nothing is written unless the policy is at least as good as the best rule.
