@@ -21,12 +21,12 @@ def runs(
         full = task >= tasks * 3 // 4
         for seed in range(seeds):
             luck = rng.normal(scale=noise)
-            rows.append((f"t{task:02}", f"k{task % 2}", "wait_only", "", seed, 50 + luck, 1.0, 0))
+            rows.append((f"t{task:02}", f"k{task % 2}", "wait_only", "", seed, 50 + luck, 1.0, 0, ""))
             for arm, points in gain.items():
                 for policy in range(policies if arm.startswith("ppo") else 1):
                     own = 0.0 if full else points(task) + rng.normal(scale=noise)
                     name = f"p{policy}" if arm.startswith("ppo") else ""
-                    rows.append((f"t{task:02}", f"k{task % 2}", arm, name, seed, 50 + luck + own, 1.0, 0))
+                    rows.append((f"t{task:02}", f"k{task % 2}", arm, name, seed, 50 + luck + own, 1.0, 0, ""))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -99,8 +99,8 @@ def test_a_profile_falls_from_all_to_none() -> None:
     ids=["between", "at once", "never", "worse in between"],
 )
 def test_break_even_on_known_curves(curve: dict[int, float], wanted: float, expected: float) -> None:
-    rows = [("t", "k", "wait_only", "", 0, 50.0, 1.0, 0), ("t", "k", "ppo", "p", 0, wanted, 1.0, 0)]
-    rows += [("t", "k", "search_tpe", "", 0, value, 1.0, episodes) for episodes, value in curve.items()]
+    rows = [("t", "k", "wait_only", "", 0, 50.0, 1.0, 0, ""), ("t", "k", "ppo", "p", 0, wanted, 1.0, 0, "")]
+    rows += [("t", "k", "search_tpe", "", 0, value, 1.0, episodes, "") for episodes, value in curve.items()]
     found = break_even(score_runs(pd.DataFrame(rows, columns=list(COLUMNS))), "ppo", "search_tpe")
     assert found["t"] == pytest.approx(expected)
 

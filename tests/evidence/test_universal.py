@@ -7,8 +7,16 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from esper.evidence.many_tasks import COLUMNS
-from esper.evidence.universal import Plan, chosen_tasks, collect_rows, report_text, run_universal, task_folder
+from esper.evidence.many_tasks import COLUMNS, score_runs
+from esper.evidence.universal import (
+    Plan,
+    chosen_tasks,
+    collect_rows,
+    kept_by_host,
+    report_text,
+    run_universal,
+    task_folder,
+)
 from esper.runtime.nursery import heldout_list
 
 
@@ -26,9 +34,21 @@ def made_up() -> pd.DataFrame:
             gains = {"wait_only": 0.0, "largest": 6.0, "ppo_greedy": 8.0, "random": 1.0, "open_loop": 7.0}
             for arm, gain in gains.items():
                 policy = "abc" if arm in ("ppo_greedy", "open_loop", "random") else ""
-                rows.append((task, "deeper", arm, policy, seed, 50.0 + seed + gain, 1.5, 0))
+                rows.append(
+                    (
+                        task,
+                        "deeper",
+                        arm,
+                        policy,
+                        seed,
+                        50.0 + seed + gain,
+                        1.5,
+                        0,
+                        "cnn.conv cnn.norm" if gain > 5 else "",
+                    )
+                )
             for episodes, gain in ((4, 2.0), (16, 7.0), (64, 9.0)):
-                rows.append((task, "deeper", "search_random", "", seed, 50.0 + seed + gain, 1.5, episodes))
+                rows.append((task, "deeper", "search_random", "", seed, 50.0 + seed + gain, 1.5, episodes, ""))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -41,6 +61,12 @@ def test_the_report_follows_from_the_rows() -> None:
     assert "32 episodes over 4 tasks" in text
     assert "| heldout:21 |" in text
     assert "D4: above blinkered | not measured" in text
+
+
+def test_what_was_kept_is_counted_by_kind_of_host() -> None:
+    table = kept_by_host(score_runs(made_up()), "ppo_greedy")
+    assert table.loc["mixed"].to_dict() == {"cnn.conv": 1.0, "cnn.norm": 1.0}
+    assert kept_by_host(score_runs(made_up()), "wait_only").to_numpy().sum() == 0.0
 
 
 def test_nothing_played_is_said(tmp_path: Path) -> None:

@@ -19,8 +19,19 @@ from esper.leyline import derive_seed, record
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
-COLUMNS: tuple[str, ...] = ("task", "kind", "arm", "policy_id", "run_seed", "points", "params_ratio", "episodes")
-"""`kind` is the stratum that tasks are resampled in; `episodes` were played on the task itself to find a schedule."""
+COLUMNS: tuple[str, ...] = (
+    "task",
+    "kind",
+    "arm",
+    "policy_id",
+    "run_seed",
+    "points",
+    "params_ratio",
+    "episodes",
+    "kept",
+)
+"""`kind` is the stratum that tasks are resampled in; `episodes` were played on the task itself to find a schedule;
+`kept` are the blueprints of the seeds in the final network, with spaces between."""
 BASELINE = "wait_only"
 SATURATED_PP = 1.0
 """Where the best known network gains less than this over waiting, only what an arm loses counts."""

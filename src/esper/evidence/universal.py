@@ -199,14 +199,17 @@ def collect_rows(folder: Path) -> pd.DataFrame:
             if not source.is_dir():
                 continue
             episodes = int(source.name.partition("-")[2]) if source != place else 0
-            for run in ResultStore(source).results.values():
+            store = ResultStore(source)
+            for run in store.results.values():
                 if source != place and run.arm not in SEARCHES:
                     continue
                 points = (
                     run.test_accuracy_pct if task.metric == "accuracy" else loss_points(run.test_loss, task.chance_loss)
                 )
                 ratio = run.params / run.host_params
-                rows.append((task.name, held_out.why, run.arm, run.policy_id, run.run_seed, points, ratio, episodes))
+                kept = " ".join(seed.blueprint for seed in store.topologies[run.key].kept)
+                facts = (task.name, held_out.why, run.arm, run.policy_id, run.run_seed)
+                rows.append((*facts, points, ratio, episodes, kept))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -283,7 +286,7 @@ def _task_lines(scored: pd.DataFrame, arms: Sequence[str]) -> list[str]:
 
 
 def draw(rows: pd.DataFrame, folder: Path) -> None:
-    """Performance profile and break-even curve, where the `plots` extra is installed."""
+    """Performance profile, break-even curve and what grew where, if the `plots` extra is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -291,8 +294,9 @@ def draw(rows: pd.DataFrame, folder: Path) -> None:
     from esper.evidence.figures import LOOKS
 
     scored = score_runs(rows)
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    figure = Figure(figsize=(16, 4.5), layout="constrained")
+    left, right, grown = figure.subplots(1, 3)
+    _draw_kept(scored, GREEDY if GREEDY in set(scored.arm) else "largest", grown)
     for arm in (arm for arm in _order(scored) if arm not in SEARCHES):
         color, _, line = LOOKS[arm]
         left.plot(THRESHOLDS, profile(scored, arm, THRESHOLDS), color=color, linestyle=line, label=arm)
@@ -311,3 +315,29 @@ def draw(rows: pd.DataFrame, folder: Path) -> None:
     right.set(xscale="log", xlabel="episodes on the task", ylabel="points over waiting", title="Break-even")
     right.legend(fontsize=8)
     figure.savefig(folder / "universal.png", dpi=120)
+
+
+def kept_by_host(scored: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """Seeds kept per run: one row per kind of host, one column per blueprint. Restraint and choice in one table."""
+    own = scored[scored.arm == arm]
+    families = {row.task.name: row.family.split("/") for row in heldout_list()}
+    hosts = own.task.map(lambda name: families[name][2] if families[name][1] == "cnn" else families[name][1])
+    hosts = hosts.where(~own.saturated, "nothing to gain")
+    seeds = pd.DataFrame({"host": hosts, "kept": own.kept.str.split()}).explode("kept").dropna()
+    runs = hosts.value_counts()
+    counts = pd.crosstab(seeds.host, seeds.kept).reindex(runs.index, fill_value=0)
+    return counts.div(runs, axis=0).sort_index()
+
+
+def _draw_kept(scored: pd.DataFrame, arm: str, axes: Any) -> None:
+    from esper.evidence.figures import BLUEPRINT_COLORS
+
+    table = kept_by_host(scored, arm)
+    bottom = [0.0] * len(table)
+    for column, name in enumerate(table.columns):
+        color = BLUEPRINT_COLORS[column % len(BLUEPRINT_COLORS)]
+        axes.bar(table.index, table[name], bottom=bottom, color=color, label=name)
+        bottom = [low + high for low, high in zip(bottom, table[name], strict=True)]
+    axes.set(ylabel="seeds kept per run", title=f"What {arm} keeps, by kind of host")
+    if len(table.columns):
+        axes.legend(fontsize=7)
