@@ -128,8 +128,14 @@ def heldout_list() -> tuple[HeldOut, ...]:
 
 
 def task_sha256(task: TaskSpec) -> str:
-    """Hash of all that a task is made of."""
-    return hashlib.sha256(json.dumps(asdict(task), sort_keys=True).encode()).hexdigest()
+    """Hash of all that a task is made of. What is None is left out, so that a field that comes later changes none."""
+    return hashlib.sha256(json.dumps(_without_none(asdict(task)), sort_keys=True).encode()).hexdigest()
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(entry) for key, entry in value.items() if entry is not None}
+    return value
 
 
 # ---- families
