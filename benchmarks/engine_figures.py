@@ -38,7 +38,9 @@ def bench_task(name: str, samples: int | None, steps: int) -> TaskSpec:
     spec = get_task_spec(name)
     changes: dict[str, Any] = {
         "horizon": 4 * (steps + WARM_UP) + 60,
-        "lifecycle": replace(spec.lifecycle, harm_tolerance=1e6, max_residual_ratio=1e6, min_live_fraction=0.0),
+        "lifecycle": replace(
+            spec.lifecycle, max_live=len(spec.slots), harm_tolerance=1e6, max_residual_ratio=1e6, min_live_fraction=0.0
+        ),
     }
     if samples is not None:
         changes["samples_per_epoch"] = samples
