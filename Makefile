@@ -19,6 +19,7 @@ $(VENV)/.runs: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Esper needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) '.[$(RUN_EXTRAS)]'
+	@$(BIN)/python -c 'from esper.tolaria.executor.available import warm_up, why_not_native; why_not_native() or warm_up(print)'
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.runs
@@ -70,6 +71,7 @@ bench: $(VENV)/.ready  ## measure speed beside plain PyTorch; figures also as JS
 	$(BIN)/esper bench engine --task digits_conv --out runs/bench-engine-cnn.json
 	$(BIN)/esper bench coalitions --out runs/bench-coalitions.json
 	$(BIN)/esper bench grow --out runs/bench-grow.json
+	$(BIN)/esper bench rounds --out runs/bench-rounds.json
 	$(BIN)/esper bench ppo --out runs/bench-ppo.json
 	$(BIN)/esper bench telemetry --out runs/bench-telemetry.json
 

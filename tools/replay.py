@@ -15,7 +15,7 @@ import pickle
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,10 +38,19 @@ from esper.simic.training.vectorized import open_trainer
 
 STORED = Path(__file__).parent / "replay.json"
 DIGITS = TrainingConfig(
-    task="digits_blind", rounds=3, envs=4, episode_length=10, calibration_runs=0, worker_kind="inline", seed=1
+    task="digits_blind",
+    backend="torch",
+    rounds=3,
+    envs=4,
+    episode_length=10,
+    calibration_runs=0,
+    worker_kind="inline",
+    seed=1,
 )
+DIGITS_NATIVE = replace(DIGITS, backend="native")
 CIFAR_SHAPED = TrainingConfig(
     task="cifar_baseline",
+    backend="torch",
     rounds=2,
     envs=2,
     minibatches=2,
@@ -59,7 +68,8 @@ def play_all() -> dict[str, str]:
     with TemporaryDirectory(prefix="esper-") as folder:
         write_noise_as_cifar(Path(folder))
         cifar = play(CIFAR_SHAPED, Path(folder))
-    return play(DIGITS) | {f"cifar {name}": value for name, value in cifar.items()}
+    native = {f"native {name}": value for name, value in play(DIGITS_NATIVE).items()}
+    return play(DIGITS) | native | {f"cifar {name}": value for name, value in cifar.items()}
 
 
 def write_noise_as_cifar(folder: Path) -> None:
