@@ -16,7 +16,7 @@ from esper.karn.history import read_history
 from esper.karn.process import Heartbeat, ProcessState, UnreadableStatus
 from esper.karn.replay import replay
 from esper.leyline import THRESHOLDS, CudaMemory, RunStatus, Severity
-from esper.leyline.thresholds import MIN_HOST_SHARE, MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
+from esper.leyline.thresholds import MIN_HOST_SHARE, MIN_PROGRESS_S, MIN_ROLLBACK_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
 from esper.simic.telemetry.anomaly_detector import AnomalyDetector
 from esper.simic.telemetry.readings import num_nonfinite
 from tests.karn.logs import (
@@ -292,6 +292,21 @@ def test_6_a_rollback_is_news_for_some_rounds(log: LogWriter) -> None:
         assert f"seq {seq}" in found.why
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG + RECENT_ROUNDS)
     assert judge(log).state is RunCondition.STEADY
+
+
+def test_6_a_single_rollback_of_many_episodes_is_not_unsafe(tmp_path: Path) -> None:
+    num_envs = 10
+    log = LogWriter(tmp_path)
+    log.emit(T.RUN_STARTED, started(num_envs=num_envs))
+    for number in range(LONG):
+        write_round(log, number)
+    states = []
+    for env in range(math.ceil(MIN_ROLLBACK_SHARE * num_envs * RECENT_ROUNDS)):
+        log.emit(T.GOVERNOR_STATE_CHANGED, governor_changed(), Severity.CRITICAL, round=LONG, **(ENV | {"env": env}))
+        log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
+        states.append(judge(log).state)
+    assert states == [RunCondition.STEADY] * (len(states) - 1) + [RunCondition.UNSAFE]
+    assert len(states) > 1
 
 
 def test_6_a_worker_given_up(log: LogWriter) -> None:

@@ -109,12 +109,12 @@ def test_only_rollbacks_count_as_rollbacks(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     where = {"round": 0, "episode": 0, "env": 1, "epoch": 2}
     log.emit(T.GOVERNOR_STATE_CHANGED, governor_changed(rolled_back=False, to_state="suspect"), **where)
-    assert view_of(tmp_path).last_rollback is None
+    assert view_of(tmp_path).rollbacks == []
     seq = log.emit(T.GOVERNOR_STATE_CHANGED, governor_changed(), Severity.CRITICAL, **where)
     view = view_of(tmp_path)
     assert view.num_rollbacks == 1
-    assert view.last_rollback is not None
-    assert (view.last_rollback.event.seq, view.last_rollback.event.env) == (seq, 1)
+    (rollback,) = view.rollbacks
+    assert (rollback.event.seq, rollback.event.env) == (seq, 1)
     assert [note.seq for note in view.warnings] == [seq]
 
 

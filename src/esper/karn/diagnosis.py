@@ -16,7 +16,7 @@ from typing import TypeGuard
 from esper.karn.process import Heartbeat, ProcessState, UnreadableStatus
 from esper.karn.view import Cited, RunView, known
 from esper.leyline import THRESHOLDS, AnomalyDetected, Severity, record
-from esper.leyline.thresholds import MIN_HOST_SHARE, MIN_PROGRESS_S, RECENT_ROUNDS, WARMUP_UPDATES
+from esper.leyline.thresholds import MIN_HOST_SHARE, MIN_PROGRESS_S, MIN_ROLLBACK_SHARE, RECENT_ROUNDS, WARMUP_UPDATES
 
 
 class RunCondition(str, Enum):
@@ -257,15 +257,18 @@ def _broken_update(view: RunView) -> Iterator[Diagnosis]:
 
 
 def _unsafe(view: RunView) -> Iterator[Diagnosis]:
-    rollback = view.last_rollback
-    if rollback is not None and _is_recent(view, rollback.event.round):
+    recent = [cited for cited in view.rollbacks if _is_recent(view, cited.event.round)]
+    num_episodes = _recent_episodes(view, len(recent))
+    if recent and len(recent) >= MIN_ROLLBACK_SHARE * num_episodes:
+        *_, rollback = recent
         data = rollback.data
         limit = "" if data.limit is None else f", limit {data.limit:g}"
         yield Diagnosis(
             state=RunCondition.UNSAFE,
             severity=Severity.ERROR,
             now=f"the governor rolled env {rollback.event.env} back in round {rollback.event.round}: {data.reason}",
-            why=f"validation loss {data.value:g}{limit} (seq {rollback.event.seq}); {view.num_rollbacks} in all",
+            why=f"validation loss {data.value:g}{limit} (seq {rollback.event.seq}); {len(recent)} of {num_episodes} "
+            f"recent episodes, limit {MIN_ROLLBACK_SHARE:g} of them; {view.num_rollbacks} in all",
             next="see what was planted before: esper query RUN 'from safety'",
         )
     for worker in view.workers.values():
@@ -286,9 +289,7 @@ def _reward_hacking(view: RunView) -> Iterator[Diagnosis]:
     A policy that is paid for damage repeats it; exploration does it now and then.
     """
     recent = [cited for cited in view.suspicions.values() if _is_recent(view, cited.event.round)]
-    # The recent rounds count as whole: early in a run the share is too small rather than too large.
-    started = view.started
-    num_episodes = len(recent) if started is None else RECENT_ROUNDS * started.num_envs
+    num_episodes = _recent_episodes(view, len(recent))
     if not recent or len(recent) < MIN_HOST_SHARE * num_episodes:
         return
     worst = max(recent, key=lambda cited: (cited.event.severity is Severity.CRITICAL, cited.event.seq))
@@ -436,6 +437,11 @@ def _is_alive(heartbeat: Heartbeat | UnreadableStatus | None) -> TypeGuard[Heart
 
 def _is_recent(view: RunView, round_idx: int | None) -> bool:
     return view.round is not None and view.round - known(round_idx) < RECENT_ROUNDS
+
+
+def _recent_episodes(view: RunView, known_of: int) -> int:
+    """The recent rounds count as whole: early in a run a share of them is too small rather than too large."""
+    return known_of if view.started is None else RECENT_ROUNDS * view.started.num_envs
 
 
 def _resume(view: RunView) -> str:

@@ -110,7 +110,8 @@ class RunView:
     alarms: dict[tuple[str, int | None], Cited[AnomalyDetected]] = field(default_factory=dict)
     """Open alarms by metric and env; None stands for the policy."""
     num_rollbacks: int = 0
-    last_rollback: Cited[GovernorStateChanged] | None = None
+    rollbacks: list[Cited[GovernorStateChanged]] = field(default_factory=list)
+    """Of the recent rounds, newest last."""
     suspicions: dict[tuple[int, int], Cited[RewardHackingSuspected]] = field(default_factory=dict)
     """The worst of each suspected episode of the recent rounds, by round and env."""
     workers: dict[int, Cited[WorkerStateChanged]] = field(default_factory=dict)
@@ -175,7 +176,9 @@ class RunView:
                 self._suspect(Cited(event, data))
             case GovernorStateChanged(rolled_back=True) as data:
                 self.num_rollbacks += 1
-                self.last_rollback = Cited(event, data)
+                newest = known(event.round)
+                self.rollbacks = [old for old in self.rollbacks if newest - known(old.event.round) < RECENT_ROUNDS]
+                self.rollbacks.append(Cited(event, data))
             case WorkerStateChanged() as data:
                 self.workers[data.worker_id] = Cited(event, data)
             case CheckpointRecorded(action="saved") as data:

@@ -41,6 +41,11 @@ Fitted: the curve of waiting is a mean over hosts, and a single healthy host is 
 """
 MIN_COMMON_GAIN_PP = 1.0
 """What the seeds brought together counts as at least this much, or noise near 0 would make any ratio to it large."""
+MIN_ROLLBACK_SHARE = 0.1
+"""Share of the recent episodes that ended in a rollback from which a run is unsafe.
+
+Fitted: a healthy run has one now and then, and it is what the governor is there for.
+"""
 MIN_HOST_SHARE = 0.4
 """Share of the hosts with an alarm, or of the recent episodes with a suspicion, from which it is about the run.
 
