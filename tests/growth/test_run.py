@@ -6,6 +6,7 @@ import csv
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,22 @@ def test_the_comparison_trains_rivals_on_the_same_batches(grown: Any, digits: An
     costs = {arm.name: arm.training_macs[0] for arm in found.arms}
     assert costs[ALONE] < costs[GROWN] <= costs[AT_ONCE]
     assert "Growing pays here" in found.verdict()
+
+
+@pytest.mark.parametrize(
+    ("grown_metric", "words"),
+    [
+        (49.0, "Grown it is 1 accuracy (%) worse than left alone: the difference is within noise"),
+        (51.0, "Grown it is 1 accuracy (%) better than left alone: the difference is within noise"),
+        (80.0, "Growing pays here: 30 accuracy (%) better than left alone"),
+        (20.0, "Do not grow this model: left alone it is better by 30 accuracy (%)"),
+    ],
+)
+def test_a_verdict_says_which_way_it_went(grown: Any, grown_metric: float, words: str) -> None:
+    found = grown[0].comparison
+    arms = {GROWN: grown_metric, ALONE: 50.0}
+    made = tuple(replace(found.arm(name), metrics=(metric,)) for name, metric in arms.items())
+    assert replace(found, arms=made).verdict().startswith(words)
 
 
 def test_comparing_needs_an_optimizer_that_can_be_made_again(digits: Any) -> None:

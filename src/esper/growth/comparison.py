@@ -116,7 +116,8 @@ class Comparison:
             )
             return f"Growing pays here: {self._by(ALONE)} better than {ALONE}{more}."
         how = "one run cannot tell more" if clear.get(ALONE) is None else "the difference is within noise"
-        return f"Growing brought {self._by(ALONE)} over the model {ALONE}: {how}, so keep the smaller one."
+        word = "worse" if statistics.fmean(self.differences(ALONE)) < 0.0 else "better"
+        return f"Grown it is {self._by(ALONE)} {word} than {ALONE}: {how}, so keep the smaller one."
 
     def _clearly(self, rival: str) -> int | None:
         """1 if the grown model is clearly better, -1 if clearly worse, 0 if neither, None if one run cannot tell."""
