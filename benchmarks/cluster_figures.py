@@ -7,6 +7,7 @@ import pickle
 import random
 import statistics
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -203,7 +204,9 @@ def rehearse(figures: Mapping[str, Any], workers: int, hosts: int, epochs: int, 
         workers=workers,
     )  # fmt: skip
     started = clock.now()
-    train_ppo_vectorized(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some workers have one host more
+        train_ppo_vectorized(config)
     round_s, update_s = clock.now() - started, clock.now() - max(handle.last_s for handle in handles)
     busy_s = sum(handle.busy_s for handle in handles)
     messages_s = workers * (epochs + 1) * costs.parent_s

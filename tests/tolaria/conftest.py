@@ -34,7 +34,7 @@ def two_nodes() -> Iterator[Any]:
         pytest.importorskip("ray", reason="needs the extra `ray`")
         from ray.cluster_utils import Cluster
 
-        head = {**NODE, "include_dashboard": False, "_system_config": NOTICES_SOON}
+        head = {**NODE, "include_dashboard": False, "_system_config": dict(NOTICES_SOON)}  # Ray adds to it
         cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             cluster.add_node(**NODE)
