@@ -30,19 +30,20 @@ def build_simulated_worker(spec: SimulationSpec | Sequence[SimulationSpec], beat
 
 @contextmanager
 def open_simulated(build: BuildWorker, spec: Any, workers: int | None) -> Iterator[Sequence[Handle]]:
-    """Any number of simulated workers in this process, whatever `build` would have made of the spec.
+    """Any number of simulated workers in this process, also where `build` would have made real ones.
 
     Raises:
         ValueError: The spec is of workers whose networks are wanted; there are none.
     """
     if isinstance(spec, WorkerSpec):
+        build = build_simulated_worker
         spec = tuple(rehearsal(entry.task, entry.context.layout) for entry in spec.tasks.values())
-    elif not isinstance(spec, SimulationSpec):
+    elif not all(isinstance(world, SimulationSpec) for world in (spec if isinstance(spec, tuple) else (spec,))):
         raise ValueError(
             f"worker kind 'simulated' trains no networks, so there would be nothing to score or keep "
             f"({type(spec).__name__}). Use 'inline' or 'process'"
         )
-    yield [InlineHandle(worker_id, build_simulated_worker, spec) for worker_id in range(workers or 1)]
+    yield [InlineHandle(worker_id, build, spec) for worker_id in range(workers or 1)]
 
 
 def rehearsal(task: TaskSpec, layout: HostLayout) -> SimulationSpec:
