@@ -70,8 +70,8 @@ class Waiting(FrozenPolicy):
         self.seen: list[tuple[list[list[float]], list[list[list[float]]]]] = []
 
     def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
-        now = self._observe(state)
-        self.seen.append((now.obs_ND.tolist(), now.slot_obs_NSF.tolist()))
+        (group,) = self._observe(state)
+        self.seen.append((group.observation.obs_ND.tolist(), group.observation.slot_obs_NSF.tolist()))
         return [wait(report.env_id) for report in state.reports]
 
 
@@ -85,6 +85,17 @@ def test_when_the_cue_is_needed_nothing_that_is_seen_tells_it_any_more() -> None
     for obs, slots in watcher.seen[8:]:
         assert all(row == obs[0] for row in obs)
         assert all(row == slots[0] for row in slots)
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("simulated", 3), ("process", 2)])
+def test_worlds_run_in_workers_of_any_kind_to_the_same_result(kind: str, workers: int) -> None:
+    sandbox = replace(shortened("recover", 1), first_rounds=1)
+    results = [
+        sandbox_training.run_sandbox(sandbox, 0),
+        sandbox_training.run_sandbox(sandbox, 0, kind=kind, workers=workers),
+    ]
+    here, elsewhere = (replace(result, cpu_s=0.0) for result in results)
+    assert here == elsewhere
 
 
 def test_where_nothing_helps_the_agent_learns_to_wait() -> None:

@@ -89,7 +89,7 @@ OWN = ["--model", "mine.py:make_model", "--data", "mine.py:make_data"]
         (["grow", "--model", "mine.py:nothing", *OWN[2:]], "must return a torch.nn.Module, got None"),
         (["grow", *OWN[:2], "--data", "mine.py:nothing"], "must return (train, validation)"),
         (["grow", "--model", "yours.py:make", *OWN[2:]], "there is no such file"),
-        (["grow", "--model", "mine", *OWN[2:]], "expected FILE.py:FUNCTION, got 'mine'"),
+        (["grow", "--model", "mine", *OWN[2:]], "expected FILE.py:FUNCTION or package.module:FUNCTION, got 'mine'"),
         (["grow", *OWN, "--task", "digits_mlp"], "are for bundled tasks; leave them out with --model"),
         (["grow", "--list-sites"], "are for your own model; give --model"),
         (["grow", *OWN, "--controller", "pretrained"], "this release has no pretrained controller"),

@@ -39,6 +39,7 @@ from esper.leyline.files import scratch_folder
 from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, override
 from esper.simic.training.env_factory import make_worker_spec
+from esper.simic.training.own_objective import OwnObjective, own_objective
 from esper.simic.training.parallel_env_state import model_of
 from esper.simic.training.rollout import StepObserver, run_episodes
 from esper.tamiyo.controller import Setting, life_epochs
@@ -225,7 +226,7 @@ class HostRunner(ExitStack):
         return tuple(
             HostRun(
                 run_seed=seed.run_seed,
-                model=model_of(snapshots[seed.env_id]),
+                model=model_of(snapshots[seed.env_id], self._task.host),
                 reports=tuple(recorder.reports[seed.env_id]),
                 num_ops=recorder.num_ops[seed.env_id],
                 controller_s=recorder.controller_s / len(seeds),
@@ -382,7 +383,7 @@ def _room(setting: Setting) -> float:
 
 def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, split: Split) -> tuple[float, float]:
     """(loss, accuracy in percent) of the network that would be delivered, over every row of a split."""
-    return score_network(export_module(model), all_rows(task, data, split))
+    return score_network(export_module(model), all_rows(task, data, split), own_objective(task))
 
 
 def all_rows(task: TaskSpec, data: Dataset, split: Split) -> SharedBatchIterator:
@@ -398,11 +399,17 @@ def all_rows(task: TaskSpec, data: Dataset, split: Split) -> SharedBatchIterator
     )
 
 
-def score_network(network: torch.nn.Module, rows: SharedBatchIterator) -> tuple[float, float]:
-    """(loss, accuracy in percent) over every row."""
-    loss, correct, count = 0.0, 0, 0
+def score_network(
+    network: torch.nn.Module, rows: SharedBatchIterator, own: OwnObjective | None = None
+) -> tuple[float, float]:
+    """(loss, accuracy in percent) over every row; by a loss and metric of the user's own, on their scale."""
+    loss, correct, count = 0.0, 0.0, 0
     with torch.inference_mode():
         for batch in rows.in_order():
+            if own is not None:
+                mean, right, num = own.mean(network(batch.inputs), batch.targets)
+                loss, correct, count = loss + float(mean) * num, correct + float(right), count + num
+                continue
             logits, targets = network(batch.inputs).flatten(0, -2), batch.targets.flatten()
             loss += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
             correct += int((logits.argmax(-1) == targets).sum())

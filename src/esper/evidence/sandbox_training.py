@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 
@@ -41,13 +43,23 @@ def unseen_seeds(run_seed: int) -> tuple[EpisodeSeed, ...]:
     return episode_seeds(run_seed, TEST_EPISODE, NUM_TEST_ENVS)
 
 
+def open_worlds(worlds: Sequence[SimulationSpec], kind: str = "inline", workers: int | None = None) -> EnginePool:
+    """Workers for simulated worlds of different names. Results do not depend on their kind and number."""
+    return EnginePool(build_simulated_worker, tuple(worlds), kind=kind, workers=workers)
+
+
 def play_episodes(
-    world: SimulationSpec, policy: PolicyProtocol, reward: Reward, seeds: Sequence[EpisodeSeed]
+    world: SimulationSpec,
+    policy: PolicyProtocol,
+    reward: Reward,
+    seeds: Sequence[EpisodeSeed],
+    pool: EnginePool | None = None,
 ) -> tuple[Episode, ...]:
-    """Runs one episode per seed."""
+    """Runs one episode per seed, in workers that know the world; in this process if there are none."""
     log = _EpisodeLog(reward)
-    with EnginePool(build_simulated_worker, world) as pool:
-        final = run_episodes(pool, policy, seeds, world.horizon, [log])
+    with open_worlds([world]) if pool is None else nullcontext(pool) as workers:
+        named = [replace(seed, task=world.name) for seed in seeds]
+        final = run_episodes(workers, policy, named, world.horizon, [log])
     return tuple(
         Episode(
             total=total,
@@ -120,13 +132,25 @@ def make_learner(
 # ---- one sandbox
 
 
-def run_sandbox(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None] = lambda: None) -> SandboxResult:
-    """Trains an agent and compares it with the oracle and with random actions on the same unseen episodes."""
+def run_sandbox(
+    sandbox: Sandbox,
+    run_seed: int,
+    after_round: Callable[[], None] = lambda: None,
+    *,
+    kind: str = "inline",
+    workers: int | None = None,
+) -> SandboxResult:
+    """Trains an agent and compares it with the oracle and with random actions on the same unseen episodes.
+
+    `kind` and `workers` say where the worlds run.
+    """
     seeds = unseen_seeds(run_seed)
-    optimum = sandbox.measure(oracle_play(sandbox, seeds))
-    random = sandbox.measure(random_play(sandbox, seeds))
-    start = time.process_time()
-    reached = sandbox.measure(train(sandbox, run_seed=run_seed, after_round=after_round))
+    worlds = [sandbox.world] if sandbox.first_world is None else [sandbox.world, sandbox.first_world]
+    with open_worlds(worlds, kind, workers) as pool:
+        optimum = sandbox.measure(oracle_play(sandbox, seeds, pool))
+        random = sandbox.measure(random_play(sandbox, seeds, pool))
+        start = time.process_time()
+        reached = sandbox.measure(train(sandbox, run_seed=run_seed, after_round=after_round, pool=pool))
     return SandboxResult(
         run_seed=run_seed,
         optimum=optimum,
@@ -137,49 +161,61 @@ def run_sandbox(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]
     )
 
 
-def oracle_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed]) -> Played:
+def oracle_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed], pool: EnginePool | None = None) -> Played:
     """What is possible on these episodes."""
-    episodes = play_episodes(sandbox.world, RulePolicy(sandbox.oracle()), sandbox.reward, seeds)
+    episodes = play_episodes(sandbox.world, RulePolicy(sandbox.oracle()), sandbox.reward, seeds, pool)
     return Played(episodes=episodes, value_error=None)
 
 
-def random_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed]) -> Played:
+def random_play(sandbox: Sandbox, seeds: Sequence[EpisodeSeed], pool: EnginePool | None = None) -> Played:
     """What random actions reach on these episodes."""
     setting = Setting(layout=sandbox.world.layout, lifecycle=sandbox.world.lifecycle, run_seed=seeds[0].run_seed)
     return Played(
-        episodes=play_episodes(sandbox.world, RandomController(setting), sandbox.reward, seeds), value_error=None
+        episodes=play_episodes(sandbox.world, RandomController(setting), sandbox.reward, seeds, pool),
+        value_error=None,
     )
 
 
-def train(sandbox: Sandbox, *, run_seed: int, after_round: Callable[[], None] = lambda: None) -> Played:
+def train(
+    sandbox: Sandbox,
+    *,
+    run_seed: int,
+    after_round: Callable[[], None] = lambda: None,
+    pool: EnginePool | None = None,
+) -> Played:
     """Trains an agent from scratch, then evaluates it greedily on episodes it has not seen."""
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=run_seed)
     scale = RewardNormalizer()
     if sandbox.first_world is not None:
         first = make_learner(sandbox.first_world, agent, sandbox.reward, run_seed=run_seed, scale=scale)
-        _learn(first, sandbox.first_world, sandbox.reward, range(sandbox.first_rounds), after_round)
+        _learn(first, sandbox.first_world, sandbox.reward, range(sandbox.first_rounds), after_round, pool)
     # The world changes without notice, so the agent and its reward scale carry over.
     learner = make_learner(sandbox.world, agent, sandbox.reward, run_seed=run_seed, scale=scale)
     rounds = range(sandbox.first_rounds, sandbox.first_rounds + sandbox.rounds)
-    _learn(learner, sandbox.world, sandbox.reward, rounds, after_round)
-    return evaluate(sandbox, learner)
+    _learn(learner, sandbox.world, sandbox.reward, rounds, after_round, pool)
+    return evaluate(sandbox, learner, pool)
 
 
 def _learn(
-    learner: SimicClient, world: SimulationSpec, reward: Reward, rounds: range, after_round: Callable[[], None]
+    learner: SimicClient,
+    world: SimulationSpec,
+    reward: Reward,
+    rounds: range,
+    after_round: Callable[[], None],
+    pool: EnginePool | None,
 ) -> None:
     for number in rounds:
-        play_episodes(world, learner, reward, episode_seeds(learner.run_seed, number, NUM_ENVS))
+        play_episodes(world, learner, reward, episode_seeds(learner.run_seed, number, NUM_ENVS), pool)
         run_ppo_updates(learner, 0)
         after_round()
 
 
-def evaluate(sandbox: Sandbox, learner: SimicClient) -> Played:
+def evaluate(sandbox: Sandbox, learner: SimicClient, pool: EnginePool | None = None) -> Played:
     """Plays greedily, and once more as in training to compare values with returns."""
     seeds = unseen_seeds(learner.run_seed)
     greedy = FrozenPolicy(learner.agent, run_seed=learner.run_seed, greedy=True)
-    episodes = play_episodes(sandbox.world, greedy, sandbox.reward, seeds)
-    play_episodes(sandbox.world, learner, sandbox.reward, seeds[:NUM_ENVS])
+    episodes = play_episodes(sandbox.world, greedy, sandbox.reward, seeds, pool)
+    play_episodes(sandbox.world, learner, sandbox.reward, seeds[:NUM_ENVS], pool)
     return Played(episodes=episodes, value_error=_value_error(learner))
 
 

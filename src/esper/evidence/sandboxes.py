@@ -230,6 +230,7 @@ def _inert(*names: str) -> tuple[SimulatedBlueprint, ...]:
 
 BAD_SEEDS_MAY_STAY = replace(DEFAULT_LIFECYCLE, min_contribution=-100.0)
 DECOY_WORLD = SimulationSpec(
+    name="decoy",
     blueprints=(
         *_inert("inert_a", "inert_b", "inert_c"),
         SimulatedBlueprint(name="right", gain_pp=(0.0, 42.0, 0.0), window=(3, 9)),
@@ -239,8 +240,9 @@ DECOY_WORLD = SimulationSpec(
     synergies=(Synergy(first="right", second="decoy", gain_pp=-30.0),),
     host=HOST,
 )
-INERT_WORLD = SimulationSpec(blueprints=_inert(*DECOY_WORLD.layout.blueprints), host=HOST)
+INERT_WORLD = SimulationSpec(name="inert", blueprints=_inert(*DECOY_WORLD.layout.blueprints), host=HOST)
 COIN_WORLD = SimulationSpec(
+    name="coin",
     blueprints=(SimulatedBlueprint(name="coin", gain_pp=(30.0,), harm_share=0.5, harm_pp=20.0),),
     slot_ids=("r0c0",),
     lifecycle=BAD_SEEDS_MAY_STAY,
@@ -248,6 +250,7 @@ COIN_WORLD = SimulationSpec(
 )
 CUES = ("first", "second", "third")
 CUE_WORLD = SimulationSpec(
+    name="cue",
     blueprints=tuple(SimulatedBlueprint(name=name, gain_pp=(42.0,), window=(8, 9)) for name in CUES),
     cue=Cue(blueprints=CUES, loss_step=2.0),
     slot_ids=("r0c0",),
@@ -257,6 +260,7 @@ CUE_WORLD = SimulationSpec(
     host=HOST,
 )
 PARASITE_WORLD = SimulationSpec(
+    name="parasite",
     blueprints=(
         SimulatedBlueprint(name="good", gain_pp=(12.0, 12.0, 12.0)),
         SimulatedBlueprint(name="parasite", gain_pp=(-3.0, -3.0, -3.0), dependence_pp=20.0),

@@ -123,6 +123,8 @@ def read_host(saved: Mapping[str, Any]) -> HostSpec:
         ValueError: It is something else.
     """
     try:
+        if saved["kind"] == "user":  # building it would run whatever function the file names
+            raise ValueError("a host of the user's own is not taken from a file")
         return HostSpec(kind=saved["kind"], kwargs=dict(saved["kwargs"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not a host: expected kind and kwargs, got {saved}") from error
@@ -132,6 +134,8 @@ def describe_host(host: HostSpec) -> str:
     """Kind, widths and depth in a few words."""
     if host.kind == "transformer":
         return f"transformer, width {host.kwargs['dim']}, {host.kwargs['layers']} layers"
+    if host.kind == "user":
+        return f"{host.topology} of {host.kwargs['make']}"
     widths = "-".join(map(str, _widths(host))) or "linear"
     if host.kind == "mlp":
         return f"mlp {widths}"
@@ -238,7 +242,7 @@ _WIDTHS_OF = {"mlp": "hidden", "cnn": "channels"}
 def _widths(host: HostSpec) -> Sequence[int]:
     if host.kind == "transformer":
         return [int(host.kwargs["dim"])]
-    widths: Sequence[int] = host.kwargs[_WIDTHS_OF[host.kind]]
+    widths: Sequence[int] = host.kwargs[_WIDTHS_OF[host.kind]] if host.kind in _WIDTHS_OF else ()
     return widths
 
 

@@ -5,9 +5,9 @@ from esper.growth.exporting import load_grown
 from esper.growth.grower import Grower
 from esper.growth.result import GrowthResult
 from esper.growth.run import grow
-from esper.growth.scale import MetricScale
 from esper.growth.sites import Site, Sites, find_sites
 from esper.growth.validation import Validation
+from esper.leyline.scale import MetricScale
 
 __all__ = [
     "Comparison",

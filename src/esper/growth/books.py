@@ -12,7 +12,6 @@ from torch import Tensor
 from esper.growth.history import GrowthEpoch, GrowthMove
 from esper.growth.measuring import Measured
 from esper.growth.objective import Score
-from esper.growth.scale import MetricScale
 from esper.leyline import (
     ActionOutcome,
     ActionSpec,
@@ -21,6 +20,7 @@ from esper.leyline import (
     TrainingSignals,
     record,
 )
+from esper.leyline.scale import MetricScale
 from esper.tolaria.governor import GovernorMemory
 
 FORMAT = 1

@@ -22,9 +22,9 @@ from esper.growth.data import Data
 from esper.growth.grower import Grower
 from esper.growth.history import SeedLife
 from esper.growth.result import GrowthResult, Section
-from esper.growth.scale import MetricScale
 from esper.growth.training import GrowthRun, GrowthSettings
 from esper.leyline import EpisodeSeed, SeedStage, derive_seed, record
+from esper.leyline.scale import MetricScale
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 

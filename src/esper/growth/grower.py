@@ -26,7 +26,6 @@ from esper.growth.network import AttachedNetwork
 from esper.growth.objective import Score
 from esper.growth.optimizers import UserOptimizers
 from esper.growth.result import GrowthResult, grown_result
-from esper.growth.scale import MetricScale
 from esper.growth.sites import Forward, call_model
 from esper.growth.validation import Evaluate, Validation
 from esper.kasmina import EpochMeasurement, apply_op, begin_epoch, end_epoch
@@ -51,6 +50,7 @@ from esper.leyline import (
     coalition_mask,
     derive_seed,
 )
+from esper.leyline.scale import MetricScale
 from esper.simic.training.counterfactual_eval import attribute
 from esper.tamiyo.masks import observe
 from esper.tamiyo.tracker import SignalTracker

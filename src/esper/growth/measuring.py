@@ -11,10 +11,10 @@ from torch import nn
 from esper.growth.coalitions import CoalitionPasses
 from esper.growth.network import AttachedNetwork
 from esper.growth.objective import Score
-from esper.growth.scale import MetricScale, infer_scale
 from esper.growth.validation import Evaluate, Validation
 from esper.kasmina.layers import evaluating
 from esper.leyline import CoalitionTable, SeedStage, coalitions_to_measure, full_coalition, record
+from esper.leyline.scale import MetricScale, infer_scale
 from esper.simic.training.counterfactual_eval import attribute
 
 

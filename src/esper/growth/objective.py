@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.growth.scale import UNKNOWN_CLASSES, MetricScale, accuracy_scale, infer_scale, r2_scale, token_loss_scale
 from esper.growth.sites import Forward, call_model
 from esper.growth.structure import num_rows, tensors
 from esper.kasmina.layers import evaluating
 from esper.leyline import record
+from esper.leyline.scale import UNKNOWN_CLASSES, MetricScale, accuracy_scale, infer_scale, r2_scale, token_loss_scale
 
 TARGET_KEYS = ("labels", "label", "targets", "target", "y")
 IGNORED_LABEL = -100

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from esper.growth.history import SeedLife, seed_lives
-from esper.growth.scale import MetricScale
 from esper.leyline import ActionSpec, LifecycleOp, record
+from esper.leyline.scale import MetricScale
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.schedule import ScheduleController, ScheduleEntry
 

@@ -14,10 +14,10 @@ from torch import nn
 from esper.growth.exporting import export_grown, weights_of
 from esper.growth.history import GrowthEpoch, GrowthMove, SeedLife, seed_lives
 from esper.growth.objective import Score
-from esper.growth.scale import MetricScale
 from esper.growth.sites import Sites
 from esper.kasmina.persist import write_file
 from esper.leyline import record
+from esper.leyline.scale import MetricScale
 
 if TYPE_CHECKING:
     from esper.growth.comparison import Comparison

@@ -19,12 +19,12 @@ from esper.growth.objective import Loss, Metric
 from esper.growth.progress import Progress
 from esper.growth.receipts import make_receipts, planned_twins
 from esper.growth.result import GrowthResult
-from esper.growth.scale import MetricScale
 from esper.growth.sites import Forward
 from esper.growth.training import GrowthRun, GrowthSettings, MakeOptimizer, MakeScheduler
 from esper.growth.validation import device_of
 from esper.leyline import LifecycleOp, ModelFileError
 from esper.leyline.files import write_atomic
+from esper.leyline.scale import MetricScale
 
 CHECKPOINT = "checkpoint.pt"
 """File of an unfinished run in its folder."""

@@ -16,11 +16,11 @@ from esper.growth.grower import Grower
 from esper.growth.history import GrowthEpoch
 from esper.growth.objective import Loss, Metric, Score
 from esper.growth.result import GrowthResult
-from esper.growth.scale import MetricScale
 from esper.growth.sites import Forward
 from esper.growth.structure import num_rows
 from esper.growth.validation import Validation, device_of
 from esper.leyline import FINAL_LR_FACTOR, derive_seed, record
+from esper.leyline.scale import MetricScale
 
 DEFAULT_LR = 1e-3
 

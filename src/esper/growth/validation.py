@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from esper.growth.coalitions import Coalition, CoalitionPasses
 from esper.growth.data import Batches, Data
 from esper.growth.objective import Loss, Metric, Objective, Score, Tally
-from esper.growth.scale import MetricScale
 from esper.growth.sites import Forward
 from esper.growth.structure import num_rows
 from esper.kasmina.layers import evaluating
+from esper.leyline.scale import MetricScale
 
 Evaluate = Callable[[nn.Module], tuple[float, float]]
 """model -> (metric, loss) on validation data."""

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import conv2d, linear
+from esper.kasmina.layers import conv2d, linear, seeded
 from esper.leyline import check_slot_id, record
+from esper.leyline.references import load_function
 
 TOPOLOGIES: tuple[str, ...] = ("mlp", "cnn", "transformer")
 INPUT = -1
@@ -28,8 +29,14 @@ class HostSpec:
     """A host as data: enough to build it again from a file."""
 
     kind: str
+    """A key of the table below, or "user": what the function that `kwargs["make"]` names returns."""
     kwargs: Mapping[str, Any]
     """Plain JSON values."""
+
+    @property
+    def topology(self) -> str:
+        """Which blueprints fit."""
+        return str(self.kwargs["topology"]) if self.kind == "user" else self.kind
 
 
 class Host(nn.Module):
@@ -311,12 +318,26 @@ _KINDS: dict[str, type[MLPHost] | type[CNNHost] | type[TransformerHost]] = {
 }
 
 
+def _user_host(spec: HostSpec, generator: torch.Generator) -> Host:
+    """The user's function draws weights from torch's global generator, so that one is seeded for it."""
+    where = spec.kwargs["make"]
+    with seeded(int(torch.randint(2**62, (), generator=generator))):
+        host = load_function(where)()
+    if not isinstance(host, Host) or host.topology != spec.topology:
+        found = f"a {host.topology} host" if isinstance(host, Host) else type(host).__name__
+        raise ValueError(f"{where} must return a {spec.topology} host, such as one by wrap_sequential; got {found}")
+    host.spec = spec
+    return host
+
+
 def build_host(spec: HostSpec, generator: torch.Generator) -> Host:
     """Builds a host from its description, with weights from `generator`.
 
     Raises:
         ValueError: Unknown kind, or arguments the kind does not take.
     """
+    if spec.kind == "user":
+        return _user_host(spec, generator)
     if spec.kind not in _KINDS:
         raise ValueError(f"unknown host kind {spec.kind!r}. Known: {', '.join(_KINDS)}")
     try:

@@ -1,7 +1,7 @@
 """The table of tasks: which host learns what, where it may grow, and for how long.
 
-A task is one frozen row of plain values, no factories. To add one, append a row; its tests and its line in
-`esper tasks` come with it. Knows hosts and data; knows no envs and no training.
+A task is one frozen row of plain values. To add one, append a row; its tests and its line in `esper tasks` come with
+it. A task of the user's own names functions instead (`own.py`). Knows hosts and data; knows no envs and no training.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ import torch
 from esper.kasmina.blueprints import blueprints_for, get_blueprint
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.leyline import AUGMENTATIONS, DEFAULT_LIFECYCLE, LifecycleConfig, OptimSpec, SlotConfig, record
+from esper.leyline.references import load_function
+from esper.leyline.scale import MetricScale
 from esper.runtime.data.splits import Dataset, Split, spread
 from esper.runtime.data.variants import DataVariant
 from esper.runtime.datasets import get_source, load_dataset
+from esper.runtime.own import check_rows, is_own, load_own_data
 
 METRICS: tuple[str, ...] = ("accuracy", "loss")
 
@@ -38,14 +41,15 @@ class TaskSpec:
     blueprints: tuple[str, ...] | None
     """Blueprint keys offered. None: all of the host's topology but the controls."""
     data: str
-    """Data source, a key of `datasets.SOURCES`."""
+    """Data source: a key of `datasets.SOURCES`, or the place of a function that returns the user's own."""
     variant: DataVariant | None
     """What is done to that data first. None: it is used as it is."""
     context: int | None
     """Tokens per row; None for images."""
     num_classes: int
     metric: str
-    """What rewards and gates read: one of METRICS."""
+    """What rewards and gates read: one of METRICS, or the place of a function of (outputs, targets) that returns a mean
+    over rows."""
     batch_size: int
     samples_per_epoch: int | None
     """Most training rows per epoch. None: all."""
@@ -61,6 +65,10 @@ class TaskSpec:
     """One of AUGMENTATIONS, on training batches only."""
     channels_last: bool
     """Memory format of images: faster from 28x28 up, and part of the task because it changes float sums."""
+    loss: str | None = None
+    """Place of a function of (outputs, targets) that returns a mean over rows. None: cross-entropy."""
+    scale: MetricScale | None = None
+    """What a loss or metric of the user's own means to controllers. None: accuracy and nats as they are."""
 
     def __post_init__(self) -> None:
         for name, value, low in (
@@ -74,8 +82,17 @@ class TaskSpec:
         ):
             if value is not None and value < low:
                 raise ValueError(f"{name} must be at least {low}, got {value}")
-        if self.metric not in METRICS:
-            raise ValueError(f"unknown metric {self.metric!r}. Known: {', '.join(METRICS)}")
+        if self.metric not in METRICS and not is_own(self.metric):
+            raise ValueError(
+                f"unknown metric {self.metric!r}. Known: {', '.join(METRICS)}, or a function as FILE.py:FUNCTION"
+            )
+        if (self.loss is not None or is_own(self.metric)) and self.scale is None:
+            raise ValueError(
+                "a loss or metric of your own needs scale=..., which says what knowing nothing and perfection read: "
+                "r2_scale(variance of the targets) for a squared error, or a MetricScale"
+            )
+        if self.scale is not None and self.scale.classes != self.num_classes:
+            raise ValueError(f"num_classes must be that of the scale, {self.scale.classes}, got {self.num_classes}")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise ValueError(f"unknown augmentation {self.augment!r}. Known: {', '.join(AUGMENTATIONS)}")
         if not self.slots:
@@ -92,7 +109,7 @@ class TaskSpec:
     @property
     def blueprint_keys(self) -> tuple[str, ...]:
         """The blueprints offered, in head order."""
-        return blueprints_for(self.host.kind) if self.blueprints is None else self.blueprints
+        return blueprints_for(self.host.topology) if self.blueprints is None else self.blueprints
 
 
 # ---- the table
@@ -260,7 +277,8 @@ TASKS: dict[str, TaskSpec] = {
 
 
 def get_task_spec(name: str) -> TaskSpec:
-    """Looks a task up by name, in any case: a row of the table, or a draw of the nursery such as "nursery:7".
+    """Looks a task up by name, in any case: a row of the table, a draw of the nursery such as "nursery:7", or what a
+    function of the user's returns, such as "file.py:make_task".
 
     Raises:
         ValueError: No task has that name; the message lists the known ones.
@@ -275,10 +293,19 @@ def get_task_spec(name: str) -> TaskSpec:
         return any_nursery_task()
     if number.isdecimal() and place in (NURSERY, HELD_OUT):
         return nursery_task(int(number)) if place == NURSERY else heldout_task(int(number))
+    if number:
+        return _own_task(name)
     raise ValueError(
-        f"unknown task {name!r}. Known: {', '.join(TASKS)}, and draws such as nursery:0 or heldout:0 "
-        "(`esper tasks --nursery`)"
+        f"unknown task {name!r}. Known: {', '.join(TASKS)}, draws such as nursery:0 or heldout:0 "
+        "(`esper tasks --nursery`), and your own as FILE.py:FUNCTION"
     )
+
+
+def _own_task(where: str) -> TaskSpec:
+    task = load_function(where)()
+    if not isinstance(task, TaskSpec):
+        raise ValueError(f"{where} must return a TaskSpec, got {type(task).__name__}")
+    return task
 
 
 # ---- what makes a task whole
@@ -329,6 +356,11 @@ def check_task(spec: TaskSpec) -> None:
     Raises:
         ValueError: They do not; the message says what was expected and found.
     """
+    if is_own(spec.data):
+        if (spec.variant, spec.context, spec.augment) != (None, None, None):
+            raise ValueError(f"variant, context and augment are for bundled data; {spec.name} has data of its own")
+        _check_growth(spec, _outline(spec.host))
+        return
     source = get_source(spec.data)
     if source.is_text != (spec.context is not None):
         raise ValueError(f"context is for text: data source {spec.data!r} with context {spec.context}")
@@ -350,7 +382,7 @@ def check_task(spec: TaskSpec) -> None:
             out = host.eval()(sample)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"the host of {spec.name} cannot take rows of {tuple(sample.shape[1:])}: {error}") from error
-    if out.shape[-1] != spec.num_classes:
+    if spec.loss is None and out.shape[-1] != spec.num_classes:
         raise ValueError(f"{spec.name} has {spec.num_classes} classes, its host puts out {out.shape[-1]}")
 
 
@@ -382,7 +414,23 @@ def load_task_data(spec: TaskSpec, data_dir: str | Path | None = None) -> Datase
         ValueError: Task and data do not fit together.
     """
     check_task(spec)
+    if is_own(spec.data):
+        return _own_rows(spec, load_own_data(spec.data))
     return task_rows(spec, load_dataset(spec.data, context=spec.context, data_dir=data_dir, variant=spec.variant))
+
+
+def _own_rows(spec: TaskSpec, dataset: Dataset) -> Dataset:
+    """The user's data for the user's task: the host, the loss and the metric are tried on two rows."""
+    classes = dataset.num_classes if spec.loss is None else spec.num_classes
+    rows = task_rows(spec, replace(dataset, num_classes=classes))
+    sample, targets = rows.train.inputs[:2], rows.train.targets[:2]
+    try:
+        with torch.no_grad():
+            outputs = _outline(spec.host).eval()(sample)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"the host of {spec.name} cannot take rows of {tuple(sample.shape[1:])}: {error}") from error
+    check_rows(spec.name, spec.loss, spec.metric, outputs, targets)
+    return rows
 
 
 def load_tasks_data(specs: Sequence[TaskSpec], data_dir: str | Path | None = None) -> list[Dataset]:
@@ -390,7 +438,12 @@ def load_tasks_data(specs: Sequence[TaskSpec], data_dir: str | Path | None = Non
     read = cache(partial(load_dataset, data_dir=data_dir))
     for spec in specs:
         check_task(spec)
-    return [task_rows(spec, read(spec.data, context=spec.context, variant=spec.variant)) for spec in specs]
+    return [
+        load_task_data(spec)
+        if is_own(spec.data)
+        else task_rows(spec, read(spec.data, context=spec.context, variant=spec.variant))
+        for spec in specs
+    ]
 
 
 def task_rows(spec: TaskSpec, dataset: Dataset) -> Dataset:

@@ -56,7 +56,8 @@ def compare_command(
     per seed.
     """
     from esper.growth import compare
-    from esper.scripts.own_model import OwnModel, adamw, checked_model, cosine, load_function, width_maker
+    from esper.leyline.references import load_function
+    from esper.scripts.own_model import OwnModel, adamw, checked_model, cosine, width_maker
 
     if task is not None:
         if model is not None or data is not None:

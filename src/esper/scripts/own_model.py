@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.leyline import record
+from esper.leyline.references import load_function
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -53,37 +52,6 @@ class OwnModel:
     def name(self) -> str:
         """For folders."""
         return Path(self.model.partition(":")[0]).stem
-
-
-def load_function(where: str) -> Callable[..., Any]:
-    """A function of a file of the user's, named as FILE.py:FUNCTION.
-
-    Raises:
-        ValueError: There is no such file or function.
-    """
-    file, _, name = where.rpartition(":")
-    path = Path(file)
-    if not file or path.suffix != ".py":
-        raise ValueError(f"expected FILE.py:FUNCTION, got {where!r}")
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such file; expected FILE.py:FUNCTION")
-    module_name = f"esper_user_{path.stem}"
-    if module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module  # so that what it defines can be pickled
-        folder = str(path.resolve().parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        spec.loader.exec_module(module)
-    found = getattr(sys.modules[module_name], name, None)
-    if not callable(found):
-        known = [key for key, value in vars(sys.modules[module_name]).items() if callable(value) and key[0] != "_"]
-        raise ValueError(f"{path} has no function {name!r}; it has {', '.join(known) or 'none'}")
-    function: Callable[..., Any] = found
-    return function
 
 
 def checked_model(found: Any, where: str) -> nn.Module:

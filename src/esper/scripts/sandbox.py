@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import tyro
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from esper.evidence.sandboxes import ABLATIONS, SANDBOXES, Sandbox, SandboxResult
 from esper.scripts.terminal import plain_console, progress_bar
+from esper.tolaria.kinds import WORKER_KINDS
 
 CPU_BAR_S = 60.0
 """What an agent may take on one core of its own. More is shown, for on a shared core the same work takes longer."""
@@ -33,6 +35,10 @@ def sandbox_command(
         str | None,
         tyro.conf.arg(help="Take one ingredient from the agent: uniform_prior, one_step or magnified."),
     ] = None,
+    worker_kind: Annotated[
+        str, tyro.conf.arg(help=f"Where the worlds run: {', '.join(WORKER_KINDS)}; the results are the same.")
+    ] = "inline",
+    workers: Annotated[int | None, tyro.conf.arg(help="How many; default: what the kind thinks best.")] = None,
 ) -> None:
     """Train the agent in small simulated worlds whose best policy is known.
 
@@ -51,7 +57,8 @@ def sandbox_command(
         for sandbox in chosen:
             bar = progress.add_task(sandbox.name, total=seeds * (sandbox.first_rounds + sandbox.rounds))
             for run_seed in range(seeds):
-                result = run_sandbox(sandbox, run_seed, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
+                tick: Callable[[], None] = partial(progress.advance, bar)
+                result = run_sandbox(sandbox, run_seed, tick, kind=worker_kind, workers=workers)
                 results[sandbox.name].append(result)
                 # Also beside a bar: whoever stops the command keeps what is done.
                 console.print(_line(sandbox, result), highlight=False)

@@ -243,7 +243,7 @@ class EnginePool:
         return tuple(member.handle.progress(member.env_ids) for member in self._members if member.working)
 
     def cancel(self) -> None:
-        """Makes a running step stop between two batches and raise StepCancelled. Safe in a signal handler."""
+        """Makes the running step, or the next one, stop and raise StepCancelled. Safe in a signal handler."""
         self._cancelled = True
         for member in self._members:
             member.handle.cancel()
@@ -284,6 +284,8 @@ class EnginePool:
         """Sends one call to every working member, then collects; answers by member, in env order."""
         if self._interrupted:
             raise RuntimeError("this pool was closed or interrupted in the middle of a step; make a new one")
+        if self._cancelled and call in _REPLAYED:
+            raise StepCancelled("the run is stopping")
         self._next_id += 1
         self._interrupted = True  # until every answer is in, the pipes hold something nobody asked for
         asked = []

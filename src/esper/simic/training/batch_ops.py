@@ -27,7 +27,8 @@ def process_train_batch(env: ParallelEnvState, batch: Batch) -> None:
     else:
         with placement.autocast():
             logits = env.model(batch.inputs, env.stations())
-    loss, num_correct, rows = _mean_loss(logits, batch.targets)
+    own = env.recipe.objective
+    loss, num_correct, rows = _mean_loss(logits, batch.targets) if own is None else own.mean(logits, batch.targets)
     if placement.scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]
     else:
@@ -61,6 +62,12 @@ def process_val_batch(env: ParallelEnvState, batch: Batch) -> None:
 
 def add_validation(env: ParallelEnvState, logits_KBC: Tensor, targets: Tensor) -> None:
     """Adds the losses and hits of K coalitions to the totals, with the same few kernels for any K."""
+    if env.recipe.objective is not None:
+        losses_K, right_K, rows = env.recipe.objective.totals(logits_KBC, targets)
+        env.val_losses.add_(losses_K)
+        env.val_correct.add_(right_K)
+        env.val_rows += rows
+        return
     count, num_classes = logits_KBC.shape[0], logits_KBC.shape[-1]
     labels = targets.flatten().expand(count, -1)
     flat = logits_KBC.reshape(-1, num_classes)

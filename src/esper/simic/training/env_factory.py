@@ -32,6 +32,7 @@ from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
 from esper.simic.training.action_execution import apply_action
 from esper.simic.training.batch_ops import process_train_batch
 from esper.simic.training.counterfactual_eval import process_fused_val_batch, report_again, report_epoch
+from esper.simic.training.own_objective import own_objective
 from esper.simic.training.parallel_env_state import EnvRecipe, ParallelEnvState, read_snapshot
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.batches import SharedBatchIterator, StoredTensor, store
@@ -210,6 +211,7 @@ def _find_recipe(spec: WorkerSpec, name: str) -> EnvRecipe:
 def make_recipe(spec: WorkerSpec, task: TaskSpec, context: FeatureContext, data: TaskData) -> EnvRecipe:
     """What the envs of a task share in a worker."""
     train, val = make_batches(task, data, spec.batches)
+    objective = own_objective(task)
     devices = parse_devices(spec.devices)
     return EnvRecipe(
         task=task,
@@ -217,7 +219,8 @@ def make_recipe(spec: WorkerSpec, task: TaskSpec, context: FeatureContext, data:
         rollback_ends_episode=spec.rollback_ends_episode,
         rows=TaskRows(tuple(train.on(device) for device in devices), tuple(val.on(device) for device in devices)),
         sample=next(train.in_order(limit=2)).inputs,
-        labels=label_facts(val.targets),
+        labels=label_facts(val.targets) if objective is None else _no_labels(task, len(val.targets)),
+        objective=objective,
     )
 
 
@@ -280,6 +283,11 @@ def label_facts(targets: Tensor) -> LabelFacts:
         top_share=max(shares),
         rows=targets.numel(),
     )
+
+
+def _no_labels(task: TaskSpec, rows: int) -> LabelFacts:
+    """Knowing nothing, where the user's scale puts it."""
+    return LabelFacts(entropy=task.chance_loss, top_share=1.0 / task.num_classes, rows=rows)
 
 
 def build_model(recipe: EnvRecipe, rng_seed: int, device: torch.device) -> MorphogeneticModel:

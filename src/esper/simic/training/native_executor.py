@@ -51,6 +51,8 @@ class NativeExecutor:
             return f"it is on {env.placement.device}, or in mixed precision"
         if env.recipe.task.batch_size < 2:
             return "its batches have one row"
+        if env.recipe.objective is not None:
+            return "it has a loss or metric of the user's own"
         if env.recipe.sample.dtype is not torch.float32:
             return f"its inputs are {env.recipe.sample.dtype}"
         try:

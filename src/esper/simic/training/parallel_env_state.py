@@ -18,8 +18,9 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from esper.kasmina import ModelState, MorphogeneticModel, ParamCounts, capture, restore
+from esper.kasmina import HostSpec, ModelState, MorphogeneticModel, ParamCounts, build_host, capture, restore
 from esper.kasmina.flat import flat_stations
+from esper.kasmina.layers import generator_for
 from esper.kasmina.model import Station
 from esper.kasmina.persist import build, decode_facts, encode_facts
 from esper.leyline import (
@@ -53,6 +54,7 @@ from esper.simic.training.epoch_metrics import (
     read_metrics,
     write_metrics,
 )
+from esper.simic.training.own_objective import OwnObjective
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.engine import EngineEnv, TaskRows
 from esper.tolaria.executor.seat import Seat
@@ -74,6 +76,8 @@ class EnvRecipe:
     sample: Tensor
     """Two rows as hosts are fed them."""
     labels: LabelFacts
+    objective: OwnObjective | None
+    """None: classes and cross-entropy."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -373,11 +377,11 @@ def read_snapshot(snapshot: EnvSnapshot) -> dict[str, Any]:
     return decode_facts(snapshot.meta_json)
 
 
-def model_of(snapshot: EnvSnapshot) -> MorphogeneticModel:
-    """The host of a packed env as a model of its own, on the CPU."""
+def model_of(snapshot: EnvSnapshot, host: HostSpec) -> MorphogeneticModel:
+    """The network of a packed env as a model of its own, on the CPU. `host` is that of its task."""
     facts = read_snapshot(snapshot)["states"]["now"]
     tensors = _part(from_safetensors(snapshot.tensors), "now", torch.device("cpu"))
-    return build(ModelState(facts=facts, tensors=tensors))
+    return build(ModelState(facts=facts, tensors=tensors), partial(build_host, host, generator_for(0)))
 
 
 def _part(tensors: Mapping[str, Tensor], name: str, device: torch.device) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from esper.leyline import record
+from esper.leyline.record import record
 
 UNKNOWN_CLASSES = 10
 """Stands for the number of classes where there are none: it only fixes where on the scale knowing nothing lies."""
