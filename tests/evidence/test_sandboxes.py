@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -165,7 +166,9 @@ def result(run_seed: int, cpu_s: float = 10.0) -> SandboxResult:
 def test_an_agent_that_takes_long_is_marked_and_one_that_takes_too_long_fails(
     cpu_s: float, words: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: result(run_seed, cpu_s))
+    monkeypatch.setattr(
+        sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round, **where: result(run_seed, cpu_s)
+    )
     if code:
         with pytest.raises(SystemExit) as stopped:
             main(["sandbox", "--seeds", "1", "--only", "coin"])
@@ -179,7 +182,7 @@ def test_the_table_shows_the_lowest_and_the_highest_agent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: result((run_seed + 1) % 3)
+        sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round, **where: result((run_seed + 1) % 3)
     )
     main(["sandbox", "--seeds", "3", "--only", "coin"])
     assert "0.75 to 2.75" in capsys.readouterr().out
@@ -188,7 +191,7 @@ def test_the_table_shows_the_lowest_and_the_highest_agent(
     assert "1.75" in told
     assert " to " not in told
     nothing = replace(result(0), reached=None)
-    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: nothing)
+    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round, **where: nothing)
     main(["sandbox", "--seeds", "2", "--only", "coin"])
     assert "coin 0: -, passed" in capsys.readouterr().out
 
@@ -196,7 +199,9 @@ def test_the_table_shows_the_lowest_and_the_highest_agent(
 def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     low = replace(result(0), reached=-4.65, random=-0.001)
     agents = {0: low, 1: result(1, cpu_s=72.0)}
-    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: agents[run_seed])
+    monkeypatch.setattr(
+        sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round, **where: agents[run_seed]
+    )
     monkeypatch.setenv("COLUMNS", "80")
     main(["sandbox", "--seeds", "2"])
     told = capsys.readouterr().out
@@ -207,7 +212,9 @@ def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round: result(run_seed))
+    monkeypatch.setattr(
+        sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round, **where: result(run_seed)
+    )
     with pytest.raises(SystemExit) as stopped:
         main(["sandbox", "--only"])
     assert stopped.value.code == 2
@@ -221,7 +228,7 @@ def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
 def test_whoever_stops_the_command_keeps_what_is_done(
     terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def second_is_stopped(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> SandboxResult:
+    def second_is_stopped(sandbox: Sandbox, run_seed: int, tick: Callable[[], None], **where: Any) -> SandboxResult:
         if run_seed == 1:
             raise KeyboardInterrupt
         return result(run_seed)
@@ -240,7 +247,7 @@ def test_the_command_takes_an_ingredient_away(
 ) -> None:
     ran: list[PPOConfig] = []
 
-    def note(sandbox: Sandbox, run_seed: int, after_round: Callable[[], None]) -> SandboxResult:
+    def note(sandbox: Sandbox, run_seed: int, tick: Callable[[], None], **where: Any) -> SandboxResult:
         ran.append(sandbox.config)
         return SandboxResult(run_seed=0, optimum=1.0, random=0.0, reached=1.0, passed=True, cpu_s=0.0)
 
