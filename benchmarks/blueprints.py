@@ -247,6 +247,7 @@ def bench_blueprints_command(
     epochs: Annotated[int, tyro.conf.arg(help="Epochs of every run.")] = 20,
     rows: Annotated[int | None, tyro.conf.arg(help="Most training rows per epoch; default: the task's.")] = None,
     slots: Annotated[tuple[str, ...] | None, tyro.conf.arg(help="Slots to try; default: all of a task.")] = None,
+    blueprints: Annotated[tuple[str, ...] | None, tyro.conf.arg(help="Seeds to try; default: all of a task.")] = None,
     out: Annotated[Path, tyro.conf.arg(help="File of runs; continued if it exists.")] = Path("blueprints.csv"),
 ) -> None:
     """Compare every blueprint, built in from the start, with a plain layer of its size in the same place.
@@ -254,17 +255,23 @@ def bench_blueprints_command(
     Validation accuracy after the last epoch. The difference is paired by run seed; its interval is a bootstrap over
     seeds. Stop it at any time: what was run is in the file.
     """
-    cases = [case for name in tasks for case in blueprint_cases(_task(name, epochs, rows, slots), seeds)]
+    cases = [case for name in tasks for case in blueprint_cases(_task(name, epochs, rows, slots, blueprints), seeds)]
     found = run_cases(cases, out)
     show(
         found, {case.key[:3] for case in cases}, "seed", "plain", "seed, built in from the start, against a plain layer"
     )
 
 
-def _task(name: str, epochs: int, rows: int | None, slots: tuple[str, ...] | None) -> TaskSpec:
+def _task(
+    name: str,
+    epochs: int,
+    rows: int | None = None,
+    slots: tuple[str, ...] | None = None,
+    blueprints: tuple[str, ...] | None = None,
+) -> TaskSpec:
     from esper.runtime.tasks import get_task_spec, override
 
-    changes = {"horizon": epochs, "samples_per_epoch": rows, "slots": slots}
+    changes = {"horizon": epochs, "samples_per_epoch": rows, "slots": slots, "blueprints": blueprints}
     return override(get_task_spec(name), **{field: value for field, value in changes.items() if value is not None})
 
 
@@ -397,7 +404,7 @@ def bench_newborns_command(
     unknown = [name for name in tasks if name not in NEWBORNS]
     if unknown:
         raise ValueError(f"nothing is said about what grows in {unknown[0]!r}. Known: {', '.join(NEWBORNS)}")
-    cases = [case for name in tasks for case in newborn_cases(_task(name, epochs, None, None), seeds)]
+    cases = [case for name in tasks for case in newborn_cases(_task(name, epochs), seeds)]
     found = run_cases(cases, out)
     paired = [{**row, "variant": "default"} for row in found if row["case"] == "default"]
     others = [row for row in found if row["case"] != "default"]

@@ -60,7 +60,8 @@ def train(run: Run, placement: Placement, epochs: int = 1) -> float:
 
 
 def planted(topology: str, *blueprints: str) -> Run:
-    run = start(topology, blueprints=list(blueprints) or None)
+    spans = ["r2c0"] if any(BLUEPRINTS[key].span for key in blueprints) else None
+    run = start(topology, slots=spans, blueprints=list(blueprints) or None)
     for slot_id, blueprint in zip(run.slot_ids, blueprints, strict=False):
         run.model.germinate(slot_id, blueprint, "linear_fast", rng_seed=3)
     begin_epoch(run.model)
