@@ -26,7 +26,7 @@ def deviations(slot: int, column: int, value: float) -> tuple[torch.Tensor, torc
     rows[1][1, slot, column] = value
     for norm, usual in ((agent.network.obs_norm, rows[0]), (agent.network.slot_norm, rows[1][0])):
         norm.stats.update(torch.stack([torch.full_like(usual[0], -1.0), torch.full_like(usual[0], 1.0)]))
-    observation = make_observation(rows[0].tolist(), rows[1].tolist(), ())
+    observation = make_observation(rows[0].tolist(), rows[1].tolist(), (), ())
     return agent.deviations(observation)
 
 
