@@ -26,7 +26,7 @@ def test_every_verdict_is_explained_in_the_order_of_the_rules() -> None:
 
 def test_figures_on_the_page_are_those_of_the_table() -> None:
     words = {2: "two", 5: "five"}
-    assert f"in the last {words[RECENT_ROUNDS]} rounds" in PAGE
+    assert f"of the last {words[RECENT_ROUNDS]} rounds" in PAGE
     assert f"fewer than {words[WARMUP_UPDATES]} updates" in PAGE
 
 

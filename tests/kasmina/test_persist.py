@@ -309,7 +309,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "other blueprint": (lambda f, t: f["slots"]["r0c1"].update(blueprint="mlp.lora"), "slots.r0c1.seed"),
     "older seed": (
         lambda f, t: f["slots"]["r0c1"].update(blueprint_version=0),
-        "'mlp.glu' was saved in version 0, and this Esper builds version 1",
+        "'mlp.mlp_small' was saved in version 0, and this Esper builds version 1",
     ),
     "blend": (lambda f, t: f["slots"]["r0c1"].update(blend="fade"), "unknown blend 'fade'"),
     "ungated blend": (lambda f, t: f["slots"]["r0c1"].update(blend="linear"), "slots.r0c1.gate"),

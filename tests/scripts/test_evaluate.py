@@ -52,7 +52,7 @@ def test_the_plain_use_compares_all_fixed_controllers(
 ) -> None:
     out = tmp_path / "results"
     output = shown(capsys, "--seeds", "2", "--out", str(out))
-    arms = ["wait_only", "schedule", "periodic", "plateau", "fragrow", "heuristic"]
+    arms = ["wait_only", "schedule", "largest", "periodic", "plateau", "fragrow", "heuristic"]
     assert columns(out, "arm", "run_seed") == [(arm, seed) for arm in arms for seed in ("20000", "20001")]
     assert all(arm in output for arm in arms)
     assert "opened once on this machine" in output
@@ -208,6 +208,7 @@ def test_tuned_parameters_are_used(tmp_path: Path, capsys: pytest.CaptureFixture
         "arms": {
             "schedule": {
                 "chosen": {"blueprint": "mlp.lora", "blend": "linear_fast", "gap": 1},
+                "score": 90.0,
                 "episodes": 64,
                 "training_macs": 1,
             }
@@ -317,7 +318,7 @@ def test_controls_are_made_up_for_if_an_interruption_lost_them(
         with pytest.raises(SystemExit) as stopped:
             main(asked)
         assert stopped.value.code == 2
-        assert "A. growing helps: INVALID: static_wide was not run" in capsys.readouterr().out
+        assert "A. growing pays: INVALID: static_frontier was not run" in capsys.readouterr().out
         manifest = json.loads((out / "manifest.json").read_text())
         found.append([(check["name"], check["passed"]) for check in manifest["controls"]])
         (out / "manifest.json").write_text(json.dumps({**manifest, "controls": []}))

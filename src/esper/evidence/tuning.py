@@ -281,8 +281,9 @@ def load_tuned(path: Path) -> dict[str, Any]:
         content = loads_json(path.read_bytes())
         if content["format"] != TUNED_FORMAT:
             raise ValueError(f"format {content['format']}, this version of Esper reads {TUNED_FORMAT}")
-        if not all("chosen" in found for found in content["arms"].values()):
-            raise ValueError("an arm has nothing chosen")
+        for arm, found in content["arms"].items():
+            if missing := {"chosen", "score", "episodes", "training_macs"} - found.keys():
+                raise ValueError(f"arm {arm} lacks {', '.join(sorted(missing))}")
     except OSError as error:
         raise ValueError(f"--tuned {path}: {error.strerror}; make it with --tune") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -96,7 +96,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         about = "Esper grows neural networks while they train. 'esper --version' prints the version."
         listed = not args or args[0] in ("-h", "--help")
-        command: Callable[[], None] = tyro.cli(_commands(listed), prog="esper", description=about, args=args)
+        try:
+            command: Callable[[], None] = tyro.cli(_commands(listed), prog="esper", description=about, args=args)
+        except SystemExit:
+            sys.stdout.flush()  # help is output too
+            raise
         command()
         sys.stdout.flush()  # here and not at exit, where Python would answer a full disk with a traceback
     except BrokenPipeError:  # the reader of a pipe has had enough, as with `| head`

@@ -31,7 +31,7 @@ class HeldOutOptions:
     """Episodes that searches get on each task; each number is one point of the break-even curve."""
     tuning_tasks: int = 40
     """Draws of the training families on which the rules are tuned."""
-    data_dir: Path | None = None
+    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """Where Fashion-MNIST and CIFAR-10 lie, if not in a usual place."""
 
 

@@ -396,4 +396,4 @@ def test_without_gymnasium_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['gymnasium'] = None; import esper.simic.agent.gym"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "pip install 'esper-growth[bench]'" in done.stderr
+    assert "pip install 'esper-growth[gym]'" in done.stderr

@@ -29,7 +29,7 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import Client, FixedClient, SimicClient, StepFacts, check_columns, network_shape
 from esper.simic.control.normalization import RewardNormalizer
-from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, RewardConfig, default_gamma
+from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
 from esper.simic.run.recorder import open_recorder
@@ -358,10 +358,7 @@ def _client(
     saved: RunState | None,
 ) -> SimicClient | FixedClient:
     gamma = default_gamma(task.horizon) if config.gamma is None else config.gamma
-
-    def prices(of: TaskSpec) -> RewardConfig:
-        return reward_config(of, gamma, config.reward_weights, scale)
-
+    prices = partial(reward_config, gamma=gamma, weights=config.reward_weights, scale=scale)
     pricing = (
         TaskPricing(mode=config.reward_mode, config_of=lambda name: prices(get_task_spec(name)))
         if config.task == NURSERY
