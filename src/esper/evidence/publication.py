@@ -157,7 +157,8 @@ def _with_sd(mean: float, sd: float, form: str) -> str:
 def terminal_table(manifest: EvaluationManifest, summary: Summary) -> Table:
     """The main table, without the columns that only a file has room for."""
     hidden = {"peak", "parameter-epochs", "kept", "p (Holm)", "seconds"}
-    if summary.against_static:  # the bar says more than the difference to waiting, and there is room for one
+    if summary.against_static and not get_arm(manifest.subject).learned:
+        # The bar says more than the difference to waiting, and there is room for one. A policy is paired with all arms.
         hidden |= {name for name in header(manifest) if name.startswith("gain over")} | {"W/T/L"}
     else:
         hidden.add(header(manifest)[-2])
