@@ -101,11 +101,11 @@ def test_a_stop_before_the_first_round_has_nothing_to_compare(tmp_path, at_step,
 def test_a_stop_while_the_second_side_measures_its_scale_is_no_crash(tmp_path, monkeypatch, capsys):
     measure, asked = vectorized.load_or_calibrate, []
 
-    def measure_and_stop(pool, task, data, runs, folder):
+    def measure_and_stop(pool, task, data, runs, folder, backend):
         asked.append(folder)
         if len(asked) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return measure(pool, task, data, runs, None)  # without the file of the first side
+        return measure(pool, task, data, runs, None, backend)  # without the file of the first side
 
     monkeypatch.setattr(vectorized, "load_or_calibrate", measure_and_stop)
     assert compare(tmp_path, "--rounds", 3, "--calibration-runs", 5) == 143

@@ -12,7 +12,7 @@ from esper.karn.integrity import check_run
 from esper.leyline import HEAD_NAMES
 from esper.simic.run.environment import identity
 from esper.simic.run.session import start_new
-from esper.tolaria import pool
+from esper.tolaria import handles
 from esper.tolaria.handles import ProcessHandle
 from tests.integration.kills import training_facts
 from tests.telemetry.sessions import BLIND, LIFE, events_of, live, of, play_session
@@ -107,7 +107,7 @@ FOUR = replace(LEARNING, task="digits_mlp", envs=4, minibatches=4, episode_lengt
 @pytest.mark.parametrize("handle", [PickledHandle, pytest.param(ProcessHandle, marks=pytest.mark.slow)])
 def test_four_workers_tell_the_same_facts_as_one(tmp_path, monkeypatch, handle):
     here = plain(FOUR, tmp_path / "here")
-    monkeypatch.setattr(pool, "ProcessHandle", handle)
+    monkeypatch.setattr(handles, "ProcessHandle", handle)
     elsewhere = plain(replace(FOUR, worker_kind="process", workers=4), tmp_path / "elsewhere")
     assert of(events_of(elsewhere), "RUN_STARTED")[0].data.num_workers == 4
     assert training_facts(elsewhere) == training_facts(here)

@@ -15,7 +15,7 @@ from esper.simic.run.session import start_again, start_new
 from esper.simic.telemetry.emitters import brief
 from esper.simic.training import vectorized
 from tests.telemetry.sessions import BLIND, events_of, nonsense_once, of, play_session
-from tests.tolaria.worlds import torch_executor
+from tests.tolaria.worlds import around_training
 
 FIRST = replace(BLIND, rounds=1, level="debug", exporters=("tensorboard",))
 LATER = {"rounds": 3, "level": "normal"}
@@ -43,14 +43,11 @@ def resumed(tmp_path_factory):
 
     def build_watched(spec, beat):
         worker = build(spec, beat)
-        executor = torch_executor(worker)
-        train = executor.train_batch
 
-        def train_batch(env, batch):
+        def note_lr(env):
             lrs[env.episode, env.env_id, env.epoch] = env.optimizer.lr
-            train(env, batch)
 
-        executor.train_batch = train_batch
+        around_training(worker, before=note_lr)
         return worker
 
     start = start_new(FIRST, tmp_path_factory.mktemp("runs"), "a")

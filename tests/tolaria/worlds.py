@@ -9,7 +9,7 @@ import hashlib
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,7 @@ from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
 from esper.simic.training.env_factory import WorkerSpec, build_worker, make_worker_spec
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.simic.training.rollout import episode_seeds
-from esper.tolaria.batches import Batch
-from esper.tolaria.engine import Beat, VectorizedEngine
+from esper.tolaria.engine import Batches, Beat, Executor, VectorizedEngine
 from esper.tolaria.handles import InlineHandle, open_reply
 from esper.tolaria.pool import EnginePool
 from esper.tolaria.torch_executor import TorchExecutor
@@ -89,6 +88,34 @@ def torch_executor(worker: VectorizedEngine[ParallelEnvState]) -> TorchExecutor[
     executor = worker._ops.executors[-1]
     assert isinstance(executor, TorchExecutor)
     return executor
+
+
+def around_training(
+    worker: VectorizedEngine[ParallelEnvState],
+    *,
+    before: Callable[[ParallelEnvState], None] = lambda env: None,
+    after: Callable[[ParallelEnvState], None] = lambda env: None,
+) -> None:
+    """Lets tests look at every env before and after its epoch of training, whatever runs it."""
+    worker._ops = replace(worker._ops, executors=[_Around(it, before, after) for it in worker._ops.executors])
+
+
+class _Around:
+    def __init__(
+        self,
+        executor: Executor[ParallelEnvState],
+        before: Callable[[ParallelEnvState], None],
+        after: Callable[[ParallelEnvState], None],
+    ) -> None:
+        self._inner, self._before, self._after = executor, before, after
+        self.supports, self.validate = executor.supports, executor.validate
+
+    def train(self, envs: Sequence[ParallelEnvState], batches: Batches) -> None:
+        for env in envs:
+            self._before(env)
+        self._inner.train(envs, batches)
+        for env in envs:
+            self._after(env)
 
 
 def act(env_id: int, op: str, slot: str, blueprint: str | None = None, blend: str | None = None) -> ActionSpec:
@@ -153,7 +180,8 @@ def digest(player: Player) -> dict[int, str]:
 
 @record
 class Fault:
-    """Something that happens to one env in one batch. A file that exists afterwards makes it happen only once."""
+    """Something that happens to one env after the batches of one epoch. A file that exists afterwards makes it happen
+    only once."""
 
     kind: str
     env_id: int
@@ -211,16 +239,13 @@ class FaultySpec:
 
 def build_faulty(faulty: FaultySpec, beat: Beat) -> VectorizedEngine[ParallelEnvState]:
     worker = build_worker(faulty.spec, beat)
-    executor = torch_executor(worker)
-    train = executor.train_batch
 
-    def train_batch(env: ParallelEnvState, batch: Batch) -> None:
-        train(env, batch)
+    def meet_faults(env: ParallelEnvState) -> None:
         for fault in faulty.faults:
-            if batch.index == 1 and fault.due(env):
+            if fault.due(env):
                 FAULTS[fault.kind](env)
 
-    executor.train_batch = train_batch
+    around_training(worker, after=meet_faults)
     return worker
 
 

@@ -23,7 +23,7 @@ from esper.leyline import (
     TelemetryEventType,
     wait,
 )
-from esper.simic.training.parallel_env_state import ParallelEnvState
+from esper.simic.training.parallel_env_state import SNAPSHOT_VERSION, ParallelEnvState
 from esper.simic.training.rollout import episode_seeds
 from esper.tamiyo.masks import masks
 from esper.tolaria.engine import VectorizedEngine
@@ -363,7 +363,7 @@ def test_snapshots_of_another_version_or_task_are_refused() -> None:
     worker = engine()
     worker.reset(ONE)
     packed = worker.snapshot()[0]
-    with pytest.raises(ValueError, match="version 4, got 1"):
+    with pytest.raises(ValueError, match=f"version {SNAPSHOT_VERSION}, got 1"):
         worker.restore({0: replace(packed, version=1)})
     with pytest.raises(ValueError, match="expected a snapshot of task 'digits_conv', got 'digits_blind'"):
         engine(tiny_task("digits_conv")).restore({0: packed})

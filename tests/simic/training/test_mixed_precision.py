@@ -35,12 +35,20 @@ both = pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
 
 
 @dataclass
+class Recipe:
+    """What a training batch asks of what envs share."""
+
+    objective: None = None
+
+
+@dataclass
 class Env:
     """What a training batch asks of an env."""
 
     model: MorphogeneticModel
     optimizer: GrowingOptimizer
     placement: Placement
+    recipe: Recipe = field(default_factory=Recipe)
     train_loss_sum: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     train_correct: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
     train_rows: int = 0

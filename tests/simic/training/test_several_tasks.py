@@ -28,7 +28,7 @@ from esper.tolaria.pool import EnginePool
 from tests.fakes import world
 from tests.tolaria.worlds import OPEN_GATES, act, digest, facts, tiny_task
 
-MLP = tiny_task("digits_mlp", horizon=5)
+MLP = tiny_task("digits_mlp", horizon=5, slots=("r0c0", "r0c1"))
 CNN = tiny_task("digits_blind", horizon=7)
 HORIZON = 7
 NAMES = (MLP.name, CNN.name, MLP.name, CNN.name)

@@ -35,7 +35,7 @@ def test_every_env_has_a_ledger_of_its_own(played):
     alone = EpisodeRewards(trainer.client.rewards.pricing)
     # Env 2 priced by itself must get what it got beside the others.
     first = heard.steps[0].before
-    alone.begin(replace(first, reports=first.reports[2:3], post_action_masks=first.post_action_masks[2:3]))
+    alone.begin(replace(first, reports=first.reports[2:3], contexts=first.contexts[2:3]))
     for facts in heard.steps:
         before = replace(facts.before, reports=facts.before.reports[2:3])
         after = replace(facts.after, reports=facts.after.reports[2:3], outcomes=facts.after.outcomes[2:3])
