@@ -61,6 +61,27 @@ def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(chan
         make_learner(SPEC, saved, growth, run_seed=0)
 
 
+# ---- what the most likely choice is where it would be to wait for ever
+
+
+@pytest.mark.parametrize(
+    ("likelier", "planted_and_kept"),
+    [
+        ({"WAIT": 0.1}, (0, 0)),
+        ({"GERMINATE": 5.0, "WAIT": 0.1, "PRUNE": -5.0}, (3, 3)),
+        ({"GERMINATE": 5.0, "WAIT": 0.2, "PRUNE": 0.1}, (3, 0)),
+    ],
+    ids=["empty slots stay empty", "seeds are carried on", "unless they would rather be pruned"],
+)
+def test_the_greedy_policy_leaves_no_seed_waiting_but_may_leave_a_host_alone(
+    likelier: dict[str, float], planted_and_kept: tuple[int, int]
+) -> None:
+    spec = small_world(num_slots=3, horizon=20)
+    agent = small_agent(spec, op_prior=tuple(likelier.get(op.name, 0.0) for op in OPS))
+    episodes = play_episodes(spec, FrozenPolicy(agent, run_seed=0, greedy=True), growth, seeds(2))
+    assert [(episode.num_germinated, len(episode.kept)) for episode in episodes] == [planted_and_kept] * 2
+
+
 # ---- what the policy sees, draws and remembers
 
 

@@ -50,6 +50,9 @@ from esper.tamiyo.features import (
 )
 from esper.tamiyo.masks import wait_only_masks
 
+CARRY_ON = (LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE)
+"""Ops that bring a living seed nearer to being kept."""
+
 
 def network_shape(blueprints: Sequence[str]) -> NetworkShape:
     """The shape of a network that sees Tamiyo's features."""
@@ -109,7 +112,8 @@ class FrozenPolicy:
     Samples are drawn per env from a generator keyed by run seed, env, episode and step, so a choice does not depend
     on which envs play beside it.
 
-    Greedy, it takes the most likely choice and draws nothing, but does not wait where most samples would have acted.
+    Greedy, it takes the most likely choice and draws nothing, but does not leave a seed waiting that most samples would
+    have carried on.
     Hosts may have other slots than those the agent was trained with, and differ from each other: those of one layout
     are decided on together.
 
@@ -129,7 +133,7 @@ class FrozenPolicy:
         self._specs: tuple[ActionSpec, ...] = ()
         self._previous: ActionExecutionResult | None = None
         self._log_waiting_N: torch.Tensor | None = None
-        """Greedy: logarithm of the chance that a sample would have waited ever since the last other op."""
+        """Greedy: logarithm of the chance that a sample would have carried no seed on since the last other op."""
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Forgets the last episodes and looks at the hosts of the new ones."""
@@ -156,20 +160,24 @@ class FrozenPolicy:
         return self._specs
 
     def _without_endless_waiting(self, decision: PolicyOutput, memory: LSTMState | None) -> PolicyOutput:
-        """Where half of all samples would have acted by now, waiting has had its time: the best other op is taken.
+        """Where half of all samples would have carried a seed on by now, waiting has had its time and it is carried on.
 
-        Waiting is the one choice that leaves things as they are, so where it is a little more likely than another, the
-        most likely choice would be to wait for ever, which no sample does.
+        A seed is worth nothing before it is kept, and whether that is now or an epoch later matters little: where
+        waiting is a little more likely each time, the most likely choice would be to wait for ever, which no sample
+        does. Planting and pruning are no such ties. Who waits nine times of ten with an empty slot means to wait.
         """
+        probs_NO = decision.choice.distributions[OP].probs_BC()
+        carry_on_N2 = probs_NO[:, list(CARRY_ON)]
         waits_N = decision.choice.actions_BH[:, OP] == LifecycleOp.WAIT
-        log_waiting_N = decision.choice.log_probs_BH[:, OP] + (
-            0.0 if self._log_waiting_N is None else self._log_waiting_N
-        )
-        acts_N = waits_N & (log_waiting_N < math.log(0.5))
+        log_waiting_N = torch.log1p(-carry_on_N2.sum(dim=1))
+        if self._log_waiting_N is not None:
+            log_waiting_N = log_waiting_N + self._log_waiting_N
+        rather_than_prune_N = carry_on_N2.amax(dim=1) > probs_NO[:, LifecycleOp.PRUNE]
+        acts_N = waits_N & rather_than_prune_N & (log_waiting_N < math.log(0.5))
         self._log_waiting_N = torch.where(waits_N & ~acts_N, log_waiting_N, 0.0)
         if not bool(acts_N.any()):
             return decision
-        return self.agent.act_in_groups([_must_act(group, acts_N) for group in self._groups], memory, None)
+        return self.agent.act_in_groups([_must_carry_on(group, acts_N) for group in self._groups], memory, None)
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Remembers the last state: the next observation shows what changed."""
@@ -365,11 +373,12 @@ class SimicClient(FrozenPolicy):
         return self.rewards.episodes()
 
 
-def _must_act(group: EnvGroup, acts_N: torch.Tensor) -> EnvGroup:
-    """The same envs, with waiting taken from some of them."""
+def _must_carry_on(group: EnvGroup, acts_N: torch.Tensor) -> EnvGroup:
+    """The same envs, with every other op taken from some of them."""
     masks = group.observation.masks
+    others_O = [op for op in LifecycleOp if op not in CARRY_ON]
     op_GO = masks.op_NO.clone()
-    op_GO[acts_N[group.envs_G], LifecycleOp.WAIT] = False
+    op_GO[:, others_O] &= ~acts_N[group.envs_G, None]
     return replace(group, observation=replace(group.observation, masks=replace(masks, op_NO=op_GO)))
 
 
