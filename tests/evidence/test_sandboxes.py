@@ -127,7 +127,7 @@ def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstra
 def test_a_world_that_changes_gives_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = replace(shortened("recover", 1), first_rounds=2)
     learners: list[SimicClient] = []
-    monkeypatch.setattr(sandbox_training, "evaluate", lambda sandbox, learner: learners.append(learner))
+    monkeypatch.setattr(sandbox_training, "evaluate", lambda sandbox, learner, pool: learners.append(learner))
     train(sandbox, run_seed=0)
     steps_of_a_round = NUM_ENVS * sandbox.world.horizon
     assert learners[0].agent.env_steps == 3 * steps_of_a_round
