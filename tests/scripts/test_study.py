@@ -2,15 +2,18 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 
 from esper.evidence import studies
+from esper.evidence.arms import FRONTIER, EvaluationRequest
 from esper.karn.integrity import check_run
 from esper.leyline.rundir import CHECKPOINTS_DIR, LOCK_FILE
 from esper.scripts import study
 from esper.scripts.cli import main
 from esper.simic.run.run_dir import create_run
+from esper.tolaria.kinds import Workers
 from tests.integration.losses import lose_one
 from tests.nissa.events import log_path
 
@@ -40,6 +43,15 @@ def test_a_study_trains_judges_and_goes_on(tiny, capsys):
     main(["study", "tiny", "--out", str(tiny), "--workers", "1"])
     assert "ppo round" not in capsys.readouterr().out, "a finished training is not repeated"
     assert (folder / "evaluation" / "results.csv").read_bytes() == before, "nor a finished run"
+
+
+@pytest.mark.parametrize("budget", [None, 2_000])
+def test_plain_networks_are_tuned_where_there_is_a_size(budget, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(study, "evaluate_command", lambda request, **more: asked.append(request.arms))
+    request = EvaluationRequest(task="digits_mlp", budget=budget, out=tmp_path)
+    study._judge(replace(TINY, tune_episodes=4), request, Workers(count=1))
+    assert [FRONTIER in arms for arms in asked] == [budget is not None, False]
 
 
 SIZES = studies.Study(

@@ -118,7 +118,8 @@ def _judge(study: Study, request: EvaluationRequest, workers: Workers) -> None:
     tuned = request.folder / "tuned.json" if study.tune_episodes else None
     place: Any = {"workers": workers.count, "worker_kind": workers.kind, "ray_address": workers.ray_address}
     if study.tune_episodes:
-        asked = study.arms if "all" not in study.arms else (*TUNABLE, *SEARCHES, FRONTIER)
+        sized = () if request.budget is None else (FRONTIER,)  # plain networks of what size, without a budget?
+        asked = study.arms if "all" not in study.arms else (*TUNABLE, *SEARCHES, *sized)
         tune = replace(request, arms=tuple(arm for arm in asked if arm == FRONTIER or _tunable(arm)), policy=())
         evaluate_command(
             tune, **place, tune=True, tune_episodes=study.tune_episodes, search_episodes=study.search_episodes
