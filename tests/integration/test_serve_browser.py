@@ -141,6 +141,7 @@ def test_names_in_logs_are_text_on_every_screen(browser: Browser, tmp_path: Path
         expect(page.locator("h2").first).to_contain_text("Host 0", timeout=WAIT_MS)
         _check_harmless(page)
         page.goto(f"{server.url}/#/compare/{quote(folder.name, safe='')}")
+        expect(page.locator("main table")).to_have_count(1, timeout=WAIT_MS)  # those of the host before are gone
         expect(page.locator("main table")).to_contain_text("<img src=x", timeout=WAIT_MS)
         _check_harmless(page)
         page.goto(f"{server.url}/#/evaluation/evaluation")

@@ -293,7 +293,7 @@ def get_task_spec(name: str) -> TaskSpec:
         return any_nursery_task()
     if number.isdecimal() and place in (NURSERY, HELD_OUT):
         return nursery_task(int(number)) if place == NURSERY else heldout_task(int(number))
-    if number:
+    if number.isidentifier() and place not in (NURSERY, HELD_OUT):
         return _own_task(name)
     raise ValueError(
         f"unknown task {name!r}. Known: {', '.join(TASKS)}, draws such as nursery:0 or heldout:0 "
