@@ -42,7 +42,7 @@ def _kind_index(kind: str) -> int:
     return [name for name, _ in HELD_OUT_KINDS].index(kind)
 
 
-def _changed(rng: random.Random, kind: str) -> nursery.Plan:
+def _changed(rng: random.Random, kind: str) -> nursery.TaskDraft:
     if kind == "deeper":
         classes = nursery.draw_classes(rng)
         host = nursery.draw_cnn(rng, len(classes), rng.randint(MAX_BLOCKS + 1, MAX_BLOCKS + 2), widths=(3, 8))
@@ -57,7 +57,7 @@ def _changed(rng: random.Random, kind: str) -> nursery.Plan:
     return plan
 
 
-def _photos(rng: random.Random, data: str, number: int) -> nursery.Plan:
+def _photos(rng: random.Random, data: str, number: int) -> nursery.TaskDraft:
     """Photographs of clothes or things: 28 or 32 pixels wide. Every fourth host has little left to gain."""
     side, in_channels = (28, 1) if data == "fashion" else (32, 3)
     classes, saturated = nursery.draw_classes(rng), number % 4 == 3
@@ -76,7 +76,7 @@ def _photos(rng: random.Random, data: str, number: int) -> nursery.Plan:
     return replace(
         plan,
         data=data,
-        optimizer=nursery.adamw(nursery.log_uniform(rng, 3e-3, 1e-2)),
+        optimizer=nursery.adamw_spec(nursery.log_uniform(rng, 3e-3, 1e-2)),
         horizon=horizon,
         batch_size=50,
         val_samples=800,

@@ -9,7 +9,7 @@ import pytest
 
 from esper.evidence.many_tasks import COLUMNS, score_runs
 from esper.evidence.universal import (
-    Plan,
+    UniversalPlan,
     chosen_tasks,
     collect_rows,
     kept_by_host,
@@ -77,7 +77,7 @@ def test_nothing_played_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_small_study_goes_all_the_way_and_is_not_played_twice(tmp_path: Path) -> None:
-    plan = Plan(
+    plan = UniversalPlan(
         folder=tmp_path,
         policies=(),
         tasks=2,

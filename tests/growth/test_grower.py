@@ -13,7 +13,7 @@ from esper.growth import Grower, MetricScale, Validation, load_grown
 from esper.growth.history import seed_lives
 from esper.growth.network import same_outputs
 from esper.growth.sites import call_model
-from esper.growth.state import capture
+from esper.growth.state import capture_growth
 from esper.leyline import ActionExecutionResult, ActionSpec, ModelFileError, SeedStage, wait
 from esper.tamiyo.controllers import CONTROLLERS, runs_by_name
 from tests.growth.loops import EPOCHS, make_grower, run, train_epoch
@@ -242,7 +242,7 @@ class PlantsAndWaits:
 
 def test_a_model_that_breaks_goes_back_to_its_last_healthy_state() -> None:
     grower = make_grower(MLP, controller=PlantsAndWaits())
-    first = capture(grower.network, grower.optimizers)
+    first = capture_growth(grower.network, grower.optimizers)
     for epoch in grower:
         train_epoch(MLP, grower, epoch)
         if epoch == 2:
@@ -254,7 +254,7 @@ def test_a_model_that_breaks_goes_back_to_its_last_healthy_state() -> None:
             assert entry.metric == grower.untrained.metric, "that of the state it went back to"
             assert grower.network.slot("r0c1").stage is SeedStage.DORMANT, "the seed was born since"
             assert rates[0] == grower.optimizers.optimizers[0].param_groups[0]["lr"], "time goes on"
-            now = capture(grower.network, grower.optimizers)
+            now = capture_growth(grower.network, grower.optimizers)
             assert_same_state(now["model"], first["model"])
             assert_same_state(now["optimizers"][0]["state"], first["optimizers"][0]["state"])
         else:

@@ -288,7 +288,7 @@ def test_what_a_run_does_is_known_from_the_ends_of_its_log(tmp_path: Path, monke
     for epoch in range(50):
         log.emit(T.EPOCH_COMPLETED, epoch_completed(), round=3, episode=3, env=0, epoch=epoch)
     log.write(b'{"type":"EPOCH')
-    found = catalogue.summarise("a", tmp_path / "a", None)
+    found = catalogue.summarise_run("a", tmp_path / "a", None)
     assert (found.state, found.num_rounds_done, found.last_wall) == ("died", 3, 1_767_225_600.0 + log.seq - 1)
     HeartbeatWriter(tmp_path / "a", run_id="a", attempt=0, every_s=0.0).beat(
         last_seq=0, dropped={}, num_held=0, error=None
@@ -297,7 +297,7 @@ def test_what_a_run_does_is_known_from_the_ends_of_its_log(tmp_path: Path, monke
     assert listed.state == "running"
     resumed = LogWriter(tmp_path / "a", attempt=1, first_seq=60)
     resumed.emit(T.RUN_STARTED, started(resumed_from="ckpt"))
-    found = catalogue.summarise("a", tmp_path / "a", None)
+    found = catalogue.summarise_run("a", tmp_path / "a", None)
     assert found.num_rounds_done is None, "rounds that are played again are not done"
 
 

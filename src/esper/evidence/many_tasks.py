@@ -159,7 +159,7 @@ def _crossing(curve: Sequence[tuple[float, float]], wanted: float) -> float:
 
 
 @record
-class Verdict:
+class ManyTasksVerdict:
     """One claim and what was found."""
 
     claim: str
@@ -168,7 +168,9 @@ class Verdict:
     found: str
 
 
-def verdicts(scored: pd.DataFrame, policy: str, rules: Sequence[str], blinkered: str, open_loop: str) -> list[Verdict]:
+def verdicts(
+    scored: pd.DataFrame, policy: str, rules: Sequence[str], blinkered: str, open_loop: str
+) -> list[ManyTasksVerdict]:
     """Claims D1 to D4 about a policy arm.
 
     Args:
@@ -182,7 +184,7 @@ def verdicts(scored: pd.DataFrame, policy: str, rules: Sequence[str], blinkered:
     best = max((rule for rule in rules if rule in arms), key=lambda rule: estimate(scored, rule).value)
     lead = estimate(scored, policy, best)
     found = [
-        Verdict(
+        ManyTasksVerdict(
             claim="D1: above every rule on held-out tasks",
             holds=lead.low > 0.0,
             found=f"{policy} minus {best}, the best rule: {_words(lead)}",
@@ -192,7 +194,7 @@ def verdicts(scored: pd.DataFrame, policy: str, rules: Sequence[str], blinkered:
         needed = break_even(scored, policy, search)
         median = float(np.median(list(needed.values()))) if needed else None
         found.append(
-            Verdict(
+            ManyTasksVerdict(
                 claim=f"D2: worth at least 32 episodes of {search} on the median task",
                 holds=None if median is None else median >= 32,
                 found="not measured" if median is None else f"{median:.0f} episodes over {len(needed)} tasks",
@@ -202,7 +204,7 @@ def verdicts(scored: pd.DataFrame, policy: str, rules: Sequence[str], blinkered:
     for other in (blinkered, open_loop):
         gap = estimate(scored, policy, other) if other in arms else None
         found.append(
-            Verdict(
+            ManyTasksVerdict(
                 claim=f"D4: above {other}",
                 holds=None if gap is None else gap.low > 0.0,
                 found="not measured" if gap is None else _words(gap),
@@ -211,14 +213,14 @@ def verdicts(scored: pd.DataFrame, policy: str, rules: Sequence[str], blinkered:
     return found
 
 
-def _restraint(scored: pd.DataFrame, policy: str) -> Verdict:
+def _restraint(scored: pd.DataFrame, policy: str) -> ManyTasksVerdict:
     rows = scored[scored.saturated & (scored.arm == policy)]
     claim = f"D3: where nothing can be gained, at most {WAITS_PP} points lost and {WAITS_RATIO}x parameters"
     if rows.empty:
-        return Verdict(claim=claim, holds=None, found="not measured")
+        return ManyTasksVerdict(claim=claim, holds=None, found="not measured")
     lost, size = float((rows.waiting - rows.points).mean()), float(rows.params_ratio.mean())
     words = f"{lost:.2f} points lost, {size:.2f}x parameters on {rows.task.nunique()} tasks"
-    return Verdict(claim=claim, holds=lost <= WAITS_PP and size <= WAITS_RATIO, found=words)
+    return ManyTasksVerdict(claim=claim, holds=lost <= WAITS_PP and size <= WAITS_RATIO, found=words)
 
 
 def _words(figure: Estimate) -> str:

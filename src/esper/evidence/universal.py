@@ -53,7 +53,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class UniversalPlan:
     """How much of the study is to be run."""
 
     folder: Path
@@ -71,7 +71,7 @@ class Plan:
     data_dir: Path | None
 
 
-def run_universal(plan: Plan, tell: Tell) -> str:
+def run_universal(plan: UniversalPlan, tell: Tell) -> str:
     """Plays what is missing, writes rows, report and figures, and returns the report."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     tuned = plan.folder / TUNED
@@ -92,7 +92,7 @@ def chosen_tasks(count: int) -> list[HeldOut]:
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
-def _judge(plan: Plan, row: HeldOut, tuned: Path | None, tell: Tell) -> None:
+def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, tell: Tell) -> None:
     task, folder = row.task, task_folder(plan.folder, row.task.name)
     arms = (BASELINE, *TUNABLE, *(POLICY_ARMS if plan.policies else ("random",)))
     request = EvaluationRequest(
@@ -115,7 +115,7 @@ def _judge(plan: Plan, row: HeldOut, tuned: Path | None, tell: Tell) -> None:
         _play(searches, plan.workers, tell)
 
 
-def _search(task: TaskSpec, episodes: int, plan: Plan) -> dict[str, Any]:
+def _search(task: TaskSpec, episodes: int, plan: UniversalPlan) -> dict[str, Any]:
     return tune(
         task,
         load_task_data(task, plan.data_dir),

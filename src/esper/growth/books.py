@@ -61,20 +61,20 @@ class GrowerBooks:
     recovery_left: int
 
 
-def pack(books: Any) -> Tensor:
+def pack_books(books: Any) -> Tensor:
     """Books as a tensor, which every kind of checkpoint can hold."""
     return torch.frombuffer(bytearray(msgspec.msgpack.encode(books)), dtype=torch.uint8)
 
 
-def unpack(packed: Tensor, kind: Any) -> Any:
-    """Reads what `pack` wrote."""
+def unpack_books(packed: Tensor, kind: Any) -> Any:
+    """Reads what `pack_books` wrote."""
     return msgspec.msgpack.decode(bytes(packed.cpu().numpy()), type=kind)
 
 
 def read_books(state: Mapping[str, Any]) -> GrowerBooks:
     """The books in a saved state of a grower; ModelFileError if it is none, or of another format."""
     try:
-        books = unpack(state["books"], GrowerBooks)
+        books = unpack_books(state["books"], GrowerBooks)
     except (KeyError, AttributeError, msgspec.MsgspecError) as error:
         raise ModelFileError(f"this is not the state_dict of a Grower: {error}") from error
     assert isinstance(books, GrowerBooks)

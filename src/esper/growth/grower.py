@@ -18,7 +18,7 @@ from torch import nn
 from esper.evidence import limits
 from esper.growth import state as saved_state
 from esper.growth.arguments import check_epochs, check_model, choose_sites, listed, with_budget
-from esper.growth.books import FORMAT, GrowerBooks, KeptBooks, pack, read_books, unpack
+from esper.growth.books import FORMAT, GrowerBooks, KeptBooks, pack_books, read_books, unpack_books
 from esper.growth.controllers import Controller, choose_controller
 from esper.growth.history import GrowthEpoch, GrowthMove
 from esper.growth.measuring import Measured, Measurer, scale_of, score_untrained
@@ -450,14 +450,14 @@ class Grower:
             signals=self._signals,
             measured=measured,
         )
-        self._kept = {**saved_state.capture(self.network, self.optimizers), "books": pack(books)}
+        self._kept = {**saved_state.capture_growth(self.network, self.optimizers), "books": pack_books(books)}
 
     def _roll_back(self, reason: RollbackReason) -> Measured:
         """Returns to the last healthy state in the present epoch. Learning rates are those of the present."""
         assert self._kept is not None
-        saved_state.restore(self.network, self.optimizers, self._kept, with_settings=False)
+        saved_state.restore_growth(self.network, self.optimizers, self._kept, with_settings=False)
         self.optimizers.finish_epoch()
-        books = unpack(self._kept["books"], KeptBooks)
+        books = unpack_books(self._kept["books"], KeptBooks)
         assert isinstance(books, KeptBooks)
         self._governor.restore_memory(books.governor)
         self._governor.note_rollback()
@@ -514,8 +514,8 @@ class Grower:
         with self.optimizers.whole():
             schedulers = [scheduler.state_dict() for scheduler in self.optimizers.schedulers]
         return {
-            "books": pack(books),
-            **saved_state.capture(self.network, self.optimizers),
+            "books": pack_books(books),
+            **saved_state.capture_growth(self.network, self.optimizers),
             "schedulers": schedulers,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "kept": self._kept,
@@ -544,11 +544,11 @@ class Grower:
                 f"the state is of a run of {books.epochs} epochs with seed {books.seed}, this one has {self.epochs} "
                 f"and {self.seed}; make the grower with the same arguments"
             )
-        saved_state.check(self.network, self.optimizers, state)
+        saved_state.check_growth(self.network, self.optimizers, state)
         last = self._decide_again(books)
         for slot in self.network.all_slots():
             slot.nats_per_loss = books.scale.nats_per_loss
-        saved_state.restore(self.network, self.optimizers, state, with_settings=True)
+        saved_state.restore_growth(self.network, self.optimizers, state, with_settings=True)
         for scheduler, saved in zip(self.optimizers.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(saved)
         if self.scaler is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.evidence.growth_plot import draw_stages
-from esper.karn.charts import BLUE, VERMILION, new_figure, svg_of
+from esper.karn.charts import BLUE, VERMILION, new_chart, svg_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,7 +31,7 @@ def save_growth(result: GrowthResult, path: Path) -> None:
 
 def _draw(result: GrowthResult) -> Figure:
     sites = [site.name for site in result.sites.chosen]
-    figure = new_figure(3.6 + 0.3 * len(sites))
+    figure = new_chart(3.6 + 0.3 * len(sites))
     curves, stages = figure.subplots(2, 1, sharex=True, height_ratios=[4, 0.5 + 0.4 * len(sites)])
     _draw_curve(curves, result)
     lives = zip(*(entry.stages for entry in result.history), strict=True)

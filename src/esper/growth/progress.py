@@ -20,7 +20,7 @@ LINES_WITHOUT_TERMINAL = 8
 """About so many lines of progress are printed where there is no terminal to draw a bar on."""
 
 
-class Progress:
+class GrowthProgress:
     """Progress of one run, used in a `with` block."""
 
     def __init__(self, epochs: int, *, verbose: bool, label: str = "growing") -> None:
@@ -40,7 +40,7 @@ class Progress:
         self._task = self._bar.add_task(label, total=epochs, facts="")
         self._shown = 0
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> GrowthProgress:
         self._bar.start()
         return self
 

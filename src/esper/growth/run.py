@@ -16,7 +16,7 @@ from esper.growth.comparison import GROWN, Wider, check_comparable, copies_of, m
 from esper.growth.controllers import Controller
 from esper.growth.data import Data
 from esper.growth.objective import Loss, Metric
-from esper.growth.progress import Progress
+from esper.growth.progress import GrowthProgress
 from esper.growth.receipts import make_receipts, planned_twins
 from esper.growth.result import GrowthResult
 from esper.growth.sites import Forward
@@ -134,7 +134,7 @@ def grow(
     make_model = copies_of(model) if compare else None
     run = GrowthRun(model, train, val, settings)
     folder = None if out is None else Path(out)
-    progress = Progress(epochs, verbose=verbose)
+    progress = GrowthProgress(epochs, verbose=verbose)
     try:
         with progress:
             limit = None if receipts is True else int(receipts)
@@ -161,7 +161,7 @@ def _run(
     run: GrowthRun,
     folder: Path | None,
     resume: bool,
-    progress: Progress,
+    progress: GrowthProgress,
     *,
     receipts: bool,
     twin_epochs: int | None,

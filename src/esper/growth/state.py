@@ -22,7 +22,7 @@ from esper.kasmina.slot import GateNetwork
 from esper.leyline import ModelFileError, SeedStage
 
 
-def capture(network: AttachedNetwork, optimizers: UserOptimizers) -> dict[str, Any]:
+def capture_growth(network: AttachedNetwork, optimizers: UserOptimizers) -> dict[str, Any]:
     """Copies all that decides how the network goes on: weights, topology, measurements, state of the optimizers."""
     facts = {
         "slots": {slot.spec.slot_id: slot.facts() for slot in network.all_slots()},
@@ -41,7 +41,7 @@ def capture(network: AttachedNetwork, optimizers: UserOptimizers) -> dict[str, A
     }
 
 
-def restore(
+def restore_growth(
     network: AttachedNetwork, optimizers: UserOptimizers, state: Mapping[str, Any], *, with_settings: bool
 ) -> None:
     """Puts a network and its optimizers back into a captured state, whatever has grown or gone since.
@@ -51,13 +51,13 @@ def restore(
     Args:
         network: Over the same model, with the same sites.
         optimizers: Built as those that were captured.
-        state: What `capture` returned.
+        state: What `capture_growth` returned.
         with_settings: False leaves learning rates and other settings as they are: a rollback does not turn back time.
 
     Raises:
         ModelFileError: The state belongs to another model or other sites. Nothing has changed.
     """
-    facts = check(network, optimizers, state)
+    facts = check_growth(network, optimizers, state)
     seeds = {slot.spec.slot_id: _rebuilt(network.model, slot, facts, state["model"]) for slot in network.all_slots()}
     for slot in network.all_slots():
         network.drop_group(slot.spec.slot_id)
@@ -72,7 +72,7 @@ def restore(
     network.train_loss, network.val_loss = facts["train_loss"], facts["val_loss"]
 
 
-def check(network: AttachedNetwork, optimizers: UserOptimizers, state: Mapping[str, Any]) -> dict[str, Any]:
+def check_growth(network: AttachedNetwork, optimizers: UserOptimizers, state: Mapping[str, Any]) -> dict[str, Any]:
     """Refuses a state of another model, of other sites or other optimizers. Returns its facts.
 
     Raises:

@@ -42,7 +42,7 @@ def learning_chart(history: RunHistory) -> str | None:
     """Accuracy, loss and return by round; None if no round was completed."""
     if not history.rounds:
         return None
-    figure = new_figure(6.8)
+    figure = new_chart(6.8)
     accuracy, losses, returns = figure.subplots(3, 1, sharex=True, height_ratios=[3, 2, 2])
     x = [number for number, _ in history.rounds]
     rounds = [data for _, data in history.rounds]
@@ -84,7 +84,7 @@ def outcome_chart(history: RunHistory) -> str | None:
     ]
     if not points:
         return None
-    figure = new_figure(3.8)
+    figure = new_chart(3.8)
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots()
@@ -106,7 +106,7 @@ def timeline_chart(history: RunHistory) -> str | None:
     first = max(newest - MAX_TIMELINE_EPISODES + 1, 0)
     seeds = [seed for seed in history.seeds if seed.episode >= first]
     rows = sorted({(seed.env, seed.slot_id) for seed in seeds})[:MAX_TIMELINE_ROWS]
-    figure = new_figure(1.0 + 0.32 * len(rows))
+    figure = new_chart(1.0 + 0.32 * len(rows))
     axes = figure.subplots()
     for seed in seeds:
         if (seed.env, seed.slot_id) in rows:
@@ -150,7 +150,7 @@ def policy_chart(history: RunHistory) -> str | None:
             "clipped at": [u["gradient_stats"]["clip_norm"] for u in updates],
         },
     }
-    figure = new_figure(6.6)
+    figure = new_chart(6.6)
     grid = figure.subplots(3, 2, sharex=True)
     for axes, (label, curves) in zip(grid.flat, panels.items(), strict=True):
         for (name, values), color in zip(curves.items(), cycle(HEAD_COLORS), strict=False):
@@ -180,7 +180,7 @@ def _drawable(values: Iterable[float | None]) -> list[float]:
     return [float("nan") if value is None or abs(value) > MAX_DRAWN else value for value in values]
 
 
-def new_figure(height: float) -> Figure:
+def new_chart(height: float) -> Figure:
     """An empty picture of the usual width; ImportError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure

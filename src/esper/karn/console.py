@@ -189,10 +189,10 @@ def event_line(event: LoggedEvent) -> Text:
     text = Text(f"{event.seq:>8} ", style="dim")
     style = STYLES[event.severity] if event.severity in ATTENTION else ""
     text.append(clean(event.type.value), style or "bold")
-    return text.append(clean(f"{where}: {describe(event.data)}"), style)
+    return text.append(clean(f"{where}: {describe_payload(event.data)}"), style)
 
 
-def describe(data: object) -> str:
+def describe_payload(data: object) -> str:
     """A payload in one line: worded for the most frequent types, a list of its fields for the others."""
     match data:
         case AnomalyDetected():

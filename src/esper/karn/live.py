@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from esper.karn.console import STYLES, clean, describe, duration, figure
+from esper.karn.console import STYLES, clean, describe_payload, duration, figure
 from esper.karn.diagnosis import Diagnosis, RunCondition, diagnose
 from esper.karn.view import ATTENTION, RunView
 from esper.leyline import BatchSummary, LoggedEvent, RunStarted, Severity, TelemetryEventType
@@ -170,7 +170,7 @@ class LiveConsole:
             self._round(line, line.data)
             return True
         if line.severity in ATTENTION and line.type in AT_ONCE:
-            self._warn(line.round, line.severity, f"{line.type.value}: {describe(line.data)}")
+            self._warn(line.round, line.severity, f"{line.type.value}: {describe_payload(line.data)}")
             return True
         return False
 

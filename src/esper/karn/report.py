@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from esper.karn import charts
-from esper.karn.console import describe, figure
+from esper.karn.console import describe_payload, figure
 from esper.karn.diagnosis import RunCondition, diagnose
 from esper.karn.history import RunHistory, read_history
 from esper.karn.integrity import check_run
@@ -37,7 +37,7 @@ def make_report(run_dir: Path, wall: float) -> str:
         verdict = replace(verdict, next="read on; nothing needs to be done")
     return render_page(
         Path(__file__).with_name("report.html.j2"),
-        {"measured": _measured, "utc": _utc, "words": describe},
+        {"measured": _measured, "utc": _utc, "words": describe_payload},
         name=run_dir.name,
         history=history,
         max_warnings=MAX_WARNINGS,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from esper.karn.codec import with_nonfinite_words
 from esper.karn.integrity import Integrity, check_run
+from esper.karn.replay import log_bytes
 from esper.karn.sql_views import VIEWS, quoted, sql_type, view_statements
 from esper.leyline import LoggedEvent, record
-from esper.leyline.rundir import event_files
 
 if TYPE_CHECKING:
     import duckdb
@@ -172,11 +172,6 @@ def _refuse_copies(runs: Mapping[Path, Integrity]) -> None:
                 f"{folders[found.run]} and {folder} both hold run {found.run}, and tables tell runs apart by their id. "
                 "Ask one of them alone, or move the copy out of the folder"
             )
-
-
-def log_bytes(run_dir: Path) -> int:
-    """The size of a run's log."""
-    return sum(file.path.stat().st_size for file in event_files(run_dir))
 
 
 def _load(connection: duckdb.DuckDBPyConnection, run_dir: Path) -> Integrity:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from esper.karn.integrity import Integrity
-from esper.karn.sql import LOG_COPIES, MEMORY_BYTES, TOO_MUCH_MEMORY, Answer, RunDatabase, log_bytes
+from esper.karn.replay import log_bytes
+from esper.karn.sql import LOG_COPIES, MEMORY_BYTES, TOO_MUCH_MEMORY, Answer, RunDatabase
 
 PROCESS_BYTES = 1_000_000_000
 """What the child may use beside DuckDB's own limit: Python, rows on their way, and what DuckDB does not count."""

@@ -25,7 +25,7 @@ from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.kasmina.layers import generator_for
 from esper.kasmina.layout import host_layout, slot_specs
 from esper.leyline import DEFAULT_LIFECYCLE, OptimSpec, derive_seed, record
-from esper.runtime.data.variants import DataVariant, describe
+from esper.runtime.data.variants import DataVariant, describe_variant
 from esper.runtime.datasets import get_source
 from esper.runtime.tasks import TaskSpec, check_task, count_host_params
 
@@ -169,7 +169,7 @@ def is_held_out(family: str) -> bool:
 
 
 @record
-class Plan:
+class TaskDraft:
     """A task before slots, blueprints and budget are chosen."""
 
     purpose: str
@@ -188,7 +188,7 @@ class Plan:
     must_offer: str | None = None
 
 
-def draw_plan(rng: random.Random) -> Plan:
+def draw_plan(rng: random.Random) -> TaskDraft:
     """Draws all but slots, blueprints and budget."""
     if rng.random() < RESTRAINT_SHARE:
         return rng.choice((_saturated, _hopeless, _harmful))(rng)
@@ -200,7 +200,7 @@ def draw_plan(rng: random.Random) -> Plan:
     return _digits(rng)
 
 
-def _digits(rng: random.Random) -> Plan:
+def _digits(rng: random.Random) -> TaskDraft:
     """Handwritten digits, made harder in one way or another, for a host that is too small or blind."""
     classes = draw_classes(rng)
     if rng.random() < 0.3:
@@ -214,7 +214,7 @@ def _digits(rng: random.Random) -> Plan:
     return image_plan(rng, "grow", host, variant)
 
 
-def _taught(rng: random.Random) -> Plan:
+def _taught(rng: random.Random) -> TaskDraft:
     """Patterns whose teacher is known: what helps is a convolution, or hidden units, and nothing else."""
     classes = tuple(range(rng.randint(3, 6)))
     if rng.random() < 0.6:
@@ -226,7 +226,7 @@ def _taught(rng: random.Random) -> Plan:
     return image_plan(rng, "grow", host, variant)
 
 
-def _language(rng: random.Random) -> Plan:
+def _language(rng: random.Random) -> TaskDraft:
     """Short windows of Python's own documentation."""
     context = rng.choice((16, 24, 32))
     kwargs = {
@@ -237,12 +237,12 @@ def _language(rng: random.Random) -> Plan:
         "ff": rng.choice((1, 2)),
         "context": context,
     }
-    return Plan(
+    return TaskDraft(
         purpose="grow",
         data="pydoc",
         host=HostSpec(kind="transformer", kwargs=kwargs),
         variant=None,
-        optimizer=adamw(log_uniform(rng, 2e-3, 1e-2)),
+        optimizer=adamw_spec(log_uniform(rng, 2e-3, 1e-2)),
         horizon=rng.randint(8, 14),
         batch_size=32,
         samples_per_epoch=512,
@@ -253,7 +253,7 @@ def _language(rng: random.Random) -> Plan:
     )
 
 
-def _saturated(rng: random.Random) -> Plan:
+def _saturated(rng: random.Random) -> TaskDraft:
     """A host that has learned all there is, with room to grow."""
     classes = draw_classes(rng, most=6)
     if rng.random() < 0.6:
@@ -261,10 +261,10 @@ def _saturated(rng: random.Random) -> Plan:
     else:
         host = draw_cnn(rng, len(classes), rng.randint(2, MAX_BLOCKS), widths=(10, 16), sight="sighted")
     variant = replace(draw_variant(rng, classes), label_noise=0.0, pixel_noise=0.0, train_rows=rng.randint(600, 997))
-    return replace(image_plan(rng, "saturated", host, variant), optimizer=adamw(1e-2), horizon=rng.randint(14, 24))
+    return replace(image_plan(rng, "saturated", host, variant), optimizer=adamw_spec(1e-2), horizon=rng.randint(14, 24))
 
 
-def _hopeless(rng: random.Random) -> Plan:
+def _hopeless(rng: random.Random) -> TaskDraft:
     """Nothing to learn: labels without meaning, or steps too small to get anywhere."""
     classes = draw_classes(rng)
     if rng.random() < 0.5:
@@ -275,10 +275,10 @@ def _hopeless(rng: random.Random) -> Plan:
     if rng.random() < 0.6:
         assert plan.variant is not None
         return replace(plan, variant=replace(plan.variant, label_noise=1.0))
-    return replace(plan, optimizer=adamw(1e-5))
+    return replace(plan, optimizer=adamw_spec(1e-5))
 
 
-def _harmful(rng: random.Random) -> Plan:
+def _harmful(rng: random.Random) -> TaskDraft:
     """Few rows, many wrong labels, large steps: what is added learns the noise by heart."""
     classes = draw_classes(rng, most=6)
     host = draw_mlp(rng, len(classes), layers=rng.choice((0, 1)), widths=(8, 32))
@@ -286,13 +286,13 @@ def _harmful(rng: random.Random) -> Plan:
         draw_variant(rng, classes), label_noise=rng.uniform(0.3, 0.5), pixel_noise=1.0, train_rows=rng.randint(160, 260)
     )
     plan = image_plan(rng, "harmful", host, variant)
-    return replace(plan, optimizer=adamw(rng.uniform(1e-2, 3e-2)), batch_size=16, horizon=rng.randint(16, 30))
+    return replace(plan, optimizer=adamw_spec(rng.uniform(1e-2, 3e-2)), batch_size=16, horizon=rng.randint(16, 30))
 
 
-def image_plan(rng: random.Random, purpose: str, host: HostSpec, variant: DataVariant) -> Plan:
+def image_plan(rng: random.Random, purpose: str, host: HostSpec, variant: DataVariant) -> TaskDraft:
     """A task on digits: draws optimizer, horizon and batch."""
     batches = [size for size in (16, 32, 64) if variant.train_rows // size >= MIN_STEPS]
-    return Plan(
+    return TaskDraft(
         purpose=purpose,
         data="digits",
         host=host,
@@ -355,7 +355,7 @@ def draw_cnn(
     return HostSpec(kind="cnn", kwargs=kwargs)
 
 
-def adamw(lr: float) -> OptimSpec:
+def adamw_spec(lr: float) -> OptimSpec:
     """AdamW along a cosine."""
     return OptimSpec(kind="adamw", lr=lr, weight_decay=0.01, momentum=0.0, schedule="cosine")
 
@@ -364,7 +364,7 @@ def _optimizer(rng: random.Random) -> OptimSpec:
     if rng.random() < 0.2:
         lr, schedule = log_uniform(rng, 0.02, 0.2), rng.choice(("cosine", "constant"))
         return OptimSpec(kind="sgd", lr=lr, weight_decay=5e-4, momentum=0.9, schedule=schedule)
-    return replace(adamw(log_uniform(rng, 3e-3, 3e-2)), schedule=rng.choice(("cosine", "constant")))
+    return replace(adamw_spec(log_uniform(rng, 3e-3, 3e-2)), schedule=rng.choice(("cosine", "constant")))
 
 
 def log_uniform(rng: random.Random, low: float, high: float) -> float:
@@ -372,7 +372,7 @@ def log_uniform(rng: random.Random, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def finish_task(rng: random.Random, name: str, plan: Plan) -> TaskSpec:
+def finish_task(rng: random.Random, name: str, plan: TaskDraft) -> TaskSpec:
     """Chooses slots, blueprints and budget, and checks the whole."""
     host = build_host(plan.host, generator_for(0))
     params = sum(weight.numel() for weight in host.parameters())
@@ -409,7 +409,7 @@ def finish_task(rng: random.Random, name: str, plan: Plan) -> TaskSpec:
     return task
 
 
-def _choices(rng: random.Random, host: Host, plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _choices(rng: random.Random, host: Host, plan: TaskDraft) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Some of the slots and some of the blueprints, in their order: no name can be relied on."""
     slots, keys = [slot for slot in host.slots if slot.startswith(PLAIN_SLOTS)], OFFERED[plan.host.kind]
     chosen = set(rng.sample(slots, rng.randint(1, len(slots))))
@@ -417,7 +417,7 @@ def _choices(rng: random.Random, host: Host, plan: Plan) -> tuple[tuple[str, ...
     return tuple(s for s in slots if s in chosen), tuple(k for k in (*keys, plan.must_offer) if k and k in offered)
 
 
-def _smallest_seed(host: Host, plan: Plan, slots: Sequence[str], blueprints: Sequence[str]) -> float:
+def _smallest_seed(host: Host, plan: TaskDraft, slots: Sequence[str], blueprints: Sequence[str]) -> float:
     """Parameters of the smallest seed that fits; a budget below it would leave nothing to decide."""
     shape = get_source(plan.data).row_shape
     sample = torch.zeros((2, plan.context or 1), dtype=torch.int64) if shape is None else torch.zeros((2, *shape))
@@ -425,7 +425,7 @@ def _smallest_seed(host: Host, plan: Plan, slots: Sequence[str], blueprints: Seq
     return min((card.added_params("add") for cards in layout.cards for card in cards if card.fits), default=math.inf)
 
 
-def _words(plan: Plan) -> str:
+def _words(plan: TaskDraft) -> str:
     kwargs = plan.host.kwargs
     if plan.host.kind == "cnn":
         host = f"cnn {kwargs['channels']}, kernels {kwargs['kernel']}"
@@ -433,7 +433,7 @@ def _words(plan: Plan) -> str:
         host = f"mlp {kwargs['hidden']}"
     else:
         host = f"transformer of {kwargs['layers']} x {kwargs['dim']}"
-    return host if plan.variant is None else f"{describe(plan.variant)}; {host}"
+    return host if plan.variant is None else f"{describe_variant(plan.variant)}; {host}"
 
 
 def facts(task: TaskSpec) -> dict[str, Any]:

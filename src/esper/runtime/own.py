@@ -74,7 +74,7 @@ def _kind(found: Any) -> str:
     return f"{type(found).__name__} of {len(found)}" if isinstance(found, tuple | list) else type(found).__name__
 
 
-def check_rows(name: str, loss: str | None, metric: str, outputs: Tensor, targets: Tensor) -> None:
+def check_own_functions(name: str, loss: str | None, metric: str, outputs: Tensor, targets: Tensor) -> None:
     """Tries the user's loss and metric on a few rows.
 
     Raises:

@@ -24,7 +24,7 @@ from esper.leyline.scale import MetricScale
 from esper.runtime.data.splits import Dataset, Split, spread
 from esper.runtime.data.variants import DataVariant
 from esper.runtime.datasets import get_source, load_dataset
-from esper.runtime.own import check_rows, is_own, load_own_data
+from esper.runtime.own import check_own_functions, is_own, load_own_data
 
 METRICS: tuple[str, ...] = ("accuracy", "loss")
 
@@ -429,7 +429,7 @@ def _own_rows(spec: TaskSpec, dataset: Dataset) -> Dataset:
             outputs = _outline(spec.host).eval()(sample)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"the host of {spec.name} cannot take rows of {tuple(sample.shape[1:])}: {error}") from error
-    check_rows(spec.name, spec.loss, spec.metric, outputs, targets)
+    check_own_functions(spec.name, spec.loss, spec.metric, outputs, targets)
     return rows
 
 

@@ -57,7 +57,7 @@ def compare_command(
     """
     from esper.growth import compare
     from esper.leyline.references import load_function
-    from esper.scripts.own_model import OwnModel, adamw, checked_model, cosine, width_maker
+    from esper.scripts.own_model import OwnModel, adamw_maker, checked_model, cosine, width_maker
 
     if task is not None:
         if model is not None or data is not None:
@@ -84,7 +84,7 @@ def compare_command(
         epochs=num_epochs,
         controller=controller,
         sites=list(sites) or "auto",
-        optimizer=adamw(lr),
+        optimizer=adamw_maker(lr),
         scheduler=cosine(num_epochs),
         batch_size=batch_size,
         seed=seed,

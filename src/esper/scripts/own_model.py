@@ -63,7 +63,7 @@ def checked_model(found: Any, where: str) -> nn.Module:
     return found
 
 
-def adamw(lr: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+def adamw_maker(lr: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """A maker of optimizers."""
     import torch
 
@@ -124,7 +124,7 @@ def grow_own_model(
         budget=budget,
         epochs=length,
         controller=controller,
-        optimizer=adamw(lr),
+        optimizer=adamw_maker(lr),
         scheduler=cosine(length),
         sites=list(sites) or "auto",
         batch_size=batch_size,

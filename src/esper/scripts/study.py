@@ -133,10 +133,10 @@ def _tunable(arm: str) -> bool:
 
 
 def _judge_universal(folder: Path, runs: list[Path], options: HeldOutOptions, workers: Workers, quick: bool) -> None:
-    from esper.evidence.universal import Plan, run_universal
+    from esper.evidence.universal import UniversalPlan, run_universal
 
     console = plain_console()
-    plan = Plan(
+    plan = UniversalPlan(
         folder=folder / "held-out",
         policies=tuple(map(str, runs)),
         tasks=6 if quick else options.tasks,

@@ -203,10 +203,10 @@ def _side(word: str, base: str | None, config_json: Path | None, changes: dict[s
 def _compare(sides: list[tuple[str, TrainingConfig]], runs: Path, data_dir: Path | None) -> None:
     from esper.karn.live import run_console
     from esper.simic.run.session import start_new
-    from esper.simic.training.dual_ab import check_comparable, differing_fields, run_comparison
+    from esper.simic.training.dual_ab import check_pairable, differing_fields, run_comparison
 
     configs = [replace(config, require_complete=True) for _, config in sides]
-    check_comparable(*configs)
+    check_pairable(*configs)
     for config in configs:
         _check_before_writing(config, data_dir)
     names = [name for name, _ in sides]  # also the groups of the runs; two files of the same name are told apart
@@ -277,12 +277,7 @@ def _means(rounds: Sequence[BatchSummary]) -> tuple[str, str, str]:
     )
 
 
-def main() -> None:
-    """`python -m esper.scripts.train ...` is `esper train ...`."""
-    from esper.scripts.cli import main as cli
+if __name__ == "__main__":  # `python -m esper.scripts.train ...` is `esper train ...`
+    from esper.scripts.cli import main
 
-    cli(["train", *sys.argv[1:]])
-
-
-if __name__ == "__main__":
-    main()
+    main(["train", *sys.argv[1:]])

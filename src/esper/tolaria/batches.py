@@ -180,7 +180,7 @@ class StoredTensor:
         return torch.from_file(self.file, shared=False, size=size, dtype=dtype).reshape(self.shape)
 
 
-def store(tensors: Mapping[str, Tensor], folder: Path | None) -> dict[str, StoredTensor]:
+def store_tensors(tensors: Mapping[str, Tensor], folder: Path | None) -> dict[str, StoredTensor]:
     """Makes tensors ready to travel: small ones inside a message, large ones as files in `folder` that all map.
 
     A mapped file is read once by the system and shared by everyone, and needs no shared-memory limit. Without a

@@ -15,7 +15,7 @@ from esper.runtime.tasks import get_task_spec, load_task_data
 from esper.simic.run import session
 from esper.simic.run.session import RunStart, start_again, start_new
 from esper.simic.training import backend as backends
-from esper.simic.training.backend import TORCH, Backend, choose_backend
+from esper.simic.training.backend import TORCH, HostBackend, choose_backend
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.native_executor import NativeExecutor
@@ -29,18 +29,18 @@ from tests.tolaria.worlds import tiny_task
 SMALL = TrainingConfig(rounds=1, envs=2, episode_length=2, calibration_runs=0, worker_kind="inline", console="off")
 
 
-def chosen(wanted: str, name: str = "digits_blind", **where: str) -> Backend:
+def chosen(wanted: str, name: str = "digits_blind", **where: str) -> HostBackend:
     task = tiny_task(name)
     return choose_backend(wanted, task, load_task_data(task), **where)
 
 
 @pytest.mark.parametrize("name", ["digits_blind", "digits_conv", "digits_mlp", "digits_saturated"])
 def test_auto_is_native_for_every_image_and_table_task(name):
-    assert chosen("auto", name) == Backend(name="native", note=None)
+    assert chosen("auto", name) == HostBackend(name="native", note=None)
 
 
 def test_auto_leaves_transformers_to_torch_and_says_why():
-    assert chosen("auto", "pydoc_lm") == Backend(name="torch", note="its inputs are torch.int64")
+    assert chosen("auto", "pydoc_lm") == HostBackend(name="torch", note="its inputs are torch.int64")
     with pytest.raises(ValueError, match="native cannot train pydoc_lm here: its inputs are"):
         chosen("native", "pydoc_lm")
 
@@ -63,7 +63,7 @@ def test_other_devices_and_mixed_precision_are_torch(where):
 
 def test_without_numba_torch_runs_and_says_so(monkeypatch):
     monkeypatch.setattr(available, "find_spec", lambda name: None)
-    assert chosen("auto") == Backend(name="torch", note="numba is not installed")
+    assert chosen("auto") == HostBackend(name="torch", note="numba is not installed")
     with pytest.raises(ValueError, match="numba is not installed"):
         chosen("native")
 
@@ -73,7 +73,7 @@ def test_without_fused_multiply_add_torch_runs_and_says_so(monkeypatch):
 
     monkeypatch.setattr(available.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: {"fma": False, "avx2": True})
-    assert chosen("auto") == Backend(name="torch", note="this CPU has no fused multiply-add")
+    assert chosen("auto") == HostBackend(name="torch", note="this CPU has no fused multiply-add")
 
 
 def test_on_a_machine_nobody_tried_torch_runs_and_says_so(monkeypatch):

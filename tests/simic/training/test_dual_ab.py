@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.simic.training.dual_ab import check_comparable, differing_fields, paired_rounds
+from esper.simic.training.dual_ab import check_pairable, differing_fields, paired_rounds
 from esper.simic.training.vectorized import open_trainer
 from tests.simic.training.runs import TINY, Listening
 
@@ -12,11 +12,11 @@ WAIT = replace(TINY, controller="wait_only")
 
 
 def test_only_pairs_are_compared():
-    check_comparable(TINY, replace(TINY, reward_mode="sparse"))
+    check_pairable(TINY, replace(TINY, reward_mode="sparse"))
     with pytest.raises(ValueError, match="they differ in seed 0 and 1"):
-        check_comparable(TINY, replace(TINY, seed=1))
+        check_pairable(TINY, replace(TINY, seed=1))
     with pytest.raises(ValueError, match="nothing to compare"):
-        check_comparable(TINY, TINY)
+        check_pairable(TINY, TINY)
     assert differing_fields(TINY, WAIT) == ("controller",)
 
 

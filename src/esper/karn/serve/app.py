@@ -31,8 +31,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from esper.karn.serve.catalogue import EVALUATION_FILE, MAX_EVALUATION_BYTES, Catalogue
-from esper.karn.serve.channels import MAX_RUNS_PER_STREAM, MAX_STREAMS, Channel, Channels, encode, whole
-from esper.karn.serve.compare import MAX_COMPARED, Comparison
+from esper.karn.serve.channels import MAX_RUNS_PER_STREAM, MAX_STREAMS, Channel, Channels, to_json, whole
+from esper.karn.serve.compare import MAX_COMPARED, CurveCache
 from esper.karn.serve.guard import Guard
 from esper.leyline.files import loads_json, read_regular
 
@@ -41,7 +41,7 @@ PICTURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
 MAX_PICTURE_BYTES = 20_000_000
 
 
-class Failure(Exception):
+class RequestFailed(Exception):
     """A request that cannot be answered, and why."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -54,14 +54,14 @@ class Pages:
 
     def __init__(self, root: Path) -> None:
         self.channels = Channels(Catalogue(root))
-        self.comparison = Comparison()
+        self.comparison = CurveCache()
         folder = resources.files("esper.karn.serve") / "static"
         self.static = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     async def file(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")
         if name not in self.static:
-            raise Failure(404, "there is no such page")
+            raise RequestFailed(404, "there is no such page")
         kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         return Response(self.static[name], media_type=kind)
 
@@ -79,14 +79,14 @@ class Pages:
         env = request.query_params.get("env", "")
         found = await channel.host(int(env)) if env.isascii() and env.isdigit() and len(env) < 10 else None
         if found is None:
-            raise Failure(404, f"expected the number of a host of this run, got {env!r}")
-        return _json(encode(found))
+            raise RequestFailed(404, f"expected the number of a host of this run, got {env!r}")
+        return _json(to_json(found))
 
     async def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
         if not 0 < len(names) <= MAX_COMPARED:
-            raise Failure(400, f"expected 1 to {MAX_COMPARED} runs to compare, got {len(names)}")
-        return _json(encode(await asyncio.to_thread(self._curves, names)))
+            raise RequestFailed(400, f"expected 1 to {MAX_COMPARED} runs to compare, got {len(names)}")
+        return _json(to_json(await asyncio.to_thread(self._curves, names)))
 
     def _curves(self, names: Iterable[str]) -> list[dict[str, Any]]:
         found = ((name, self.channels.catalogue.run_dir(name)) for name in names)
@@ -97,40 +97,40 @@ class Pages:
         try:
             summary = loads_json(await asyncio.to_thread(read_regular, path / EVALUATION_FILE, MAX_EVALUATION_BYTES))
         except (OSError, ValueError) as error:
-            raise Failure(404, f"the summary cannot be read: {error}") from None
+            raise RequestFailed(404, f"the summary cannot be read: {error}") from None
         drawn = [name for name in PICTURES if (path / name).is_file()]
-        return _json(encode({"summary": summary, "pictures": drawn, "folder": str(path)}))
+        return _json(to_json({"summary": summary, "pictures": drawn, "folder": str(path)}))
 
     async def picture(self, request: Request) -> Response:
         path, name = await self._evaluation_dir(request), request.query_params.get("name", "")
         if name not in PICTURES:
-            raise Failure(404, f"expected one of {', '.join(PICTURES)}, got {name!r}")
+            raise RequestFailed(404, f"expected one of {', '.join(PICTURES)}, got {name!r}")
         try:
             content = await asyncio.to_thread(read_regular, path / name, MAX_PICTURE_BYTES)
         except OSError:
-            raise Failure(404, f"this evaluation has no {name}") from None
+            raise RequestFailed(404, f"this evaluation has no {name}") from None
         return Response(content, media_type="image/png")
 
     async def stream(self, request: Request) -> Response:
         names = request.query_params.getlist("run")
         if len(names) > MAX_RUNS_PER_STREAM:
-            raise Failure(400, f"expected at most {MAX_RUNS_PER_STREAM} runs in one stream, got {len(names)}")
+            raise RequestFailed(400, f"expected at most {MAX_RUNS_PER_STREAM} runs in one stream, got {len(names)}")
         if self.channels.num_streams >= MAX_STREAMS:
-            raise Failure(503, f"{MAX_STREAMS} pages are open already; close some")
+            raise RequestFailed(503, f"{MAX_STREAMS} pages are open already; close some")
         return StreamingResponse(self.channels.stream(names), media_type="text/event-stream")
 
     async def _channel(self, request: Request) -> Channel:
         name = request.query_params.get("run", "")
         channel = await self.channels.get(name)
         if channel is None:
-            raise Failure(404, f"there is no run {name!r} below the served folder")
+            raise RequestFailed(404, f"there is no run {name!r} below the served folder")
         return channel
 
     async def _evaluation_dir(self, request: Request) -> Path:
         name = request.query_params.get("id", "")
         path = await asyncio.to_thread(self.channels.catalogue.evaluation_dir, name)
         if path is None:
-            raise Failure(404, f"there is no evaluation {name!r} below the served folder")
+            raise RequestFailed(404, f"there is no evaluation {name!r} below the served folder")
         return path
 
 
@@ -139,7 +139,7 @@ def _json(content: bytes) -> Response:
 
 
 async def _explain(request: Request, failure: Exception) -> Response:
-    assert isinstance(failure, Failure)
+    assert isinstance(failure, RequestFailed)
     return Response(msgspec.json.encode({"error": str(failure)}), failure.status, media_type="application/json")
 
 
@@ -177,7 +177,7 @@ def make_app(root: Path, *, address: str, token: str | None, names: Iterable[str
             Route("/{name}", pages.file),
         ],
         middleware=[Middleware(Guard, address=address, token=token, names=names)],
-        exception_handlers={Failure: _explain},
+        exception_handlers={RequestFailed: _explain},
         lifespan=lifespan,
     )
     app.state.channels = pages.channels

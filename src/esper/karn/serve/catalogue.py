@@ -133,7 +133,7 @@ class Catalogue:
         heartbeat = found if isinstance(found, Heartbeat) else None
         state = _stamp(path, heartbeat)
         if name not in self._known or self._known[name][0] != state:
-            self._known[name] = (state, summarise(name, path, heartbeat))
+            self._known[name] = (state, summarise_run(name, path, heartbeat))
         return self._known[name][1]
 
 
@@ -177,7 +177,7 @@ def _looks_like_run(folder: Path) -> bool:
         return True
 
 
-def summarise(name: str, path: Path, heartbeat: Heartbeat | None) -> RunSummary:
+def summarise_run(name: str, path: Path, heartbeat: Heartbeat | None) -> RunSummary:
     """Describes a run by the first and the last lines of its log."""
     try:
         files = event_files(path)

@@ -36,7 +36,7 @@ Payload = tuple[int, bytes]
 """Version and JSON of a section."""
 
 
-def encode(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """JSON; numbers that are not finite become null."""
     return msgspec.json.encode(value)
 
@@ -93,7 +93,7 @@ class Channel:
 
     def _put(self, name: str, value: Any) -> bool:
         version, before = self.sections.get(name, (0, b""))
-        content = encode(value)
+        content = to_json(value)
         if content == before:
             return False
         self.sections[name] = (version + 1, content)
@@ -123,7 +123,7 @@ class Channels:
         """Runs and evaluations, at most a few seconds old."""
         async with self._searching:
             if time.monotonic() - self._searched_at >= CATALOGUE_S:
-                content = encode(await asyncio.to_thread(self.catalogue.look))
+                content = to_json(await asyncio.to_thread(self.catalogue.look))
                 self._searched_at = time.monotonic()
                 version, before = self._listing
                 if content != before:
@@ -218,10 +218,10 @@ class Channels:
 
 def message(run: str, section: str, content: bytes) -> bytes:
     """One event of a stream. JSON has no line breaks of its own, so one line holds it."""
-    head = encode({"run": run, "section": section})
+    head = to_json({"run": run, "section": section})
     return b"data: " + head[:-1] + b',"data":' + content + b"}\n\n"
 
 
 def whole(sections_of: Mapping[str, Payload]) -> bytes:
     """All sections of a run as one JSON object."""
-    return b"{" + b",".join(encode(name) + b":" + content for name, (_, content) in sections_of.items()) + b"}"
+    return b"{" + b",".join(to_json(name) + b":" + content for name, (_, content) in sections_of.items()) + b"}"

@@ -16,7 +16,7 @@ _WANTED = (b'{"type":"ROUND_COMPLETED"', b'{"type":"RUN_STARTED"')
 """How the lines begin that are looked at, as the hub writes them."""
 
 
-class Comparison:
+class CurveCache:
     """Reads curves by round, and remembers them until a log changes."""
 
     def __init__(self) -> None:

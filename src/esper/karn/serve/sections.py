@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from esper.karn.console import clean, describe, figures_of
+from esper.karn.console import clean, describe_payload, figures_of
 from esper.karn.diagnosis import Diagnosis
 from esper.karn.history import RunHistory, SeedTimeline
 from esper.karn.monitor import RunMonitor
@@ -274,7 +274,7 @@ def _event(event: LoggedEvent) -> dict[str, Any]:
         "round": event.round,
         "env": event.env,
         "epoch": event.epoch,
-        "text": clean(describe(event.data)),
+        "text": clean(describe_payload(event.data)),
     }
 
 

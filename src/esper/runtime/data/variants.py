@@ -73,7 +73,7 @@ def vary(content: Content, variant: DataVariant) -> Content:
     hashes = {name: digest(split.inputs.numpy(), split.targets.numpy()) for name, split in splits.items()}
     keeps_scale = variant.teacher is None
     return make_content(
-        f"{content.description}; {describe(variant)}",
+        f"{content.description}; {describe_variant(variant)}",
         len(variant.classes),
         splits,
         hashes,
@@ -82,7 +82,7 @@ def vary(content: Content, variant: DataVariant) -> Content:
     )
 
 
-def describe(variant: DataVariant) -> str:
+def describe_variant(variant: DataVariant) -> str:
     """In words, for lists."""
     parts = [f"{len(variant.classes)} classes", f"{variant.train_rows:,} rows"]
     parts += [f"teacher {variant.teacher}"] if variant.teacher else []

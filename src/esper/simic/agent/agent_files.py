@@ -32,7 +32,7 @@ _NOT_NEGATIVE = (".count", ".var", ":step", ":exp_avg_sq")
 T = TypeVar("T")
 
 
-def pack(network: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> dict[str, bytes]:
+def pack_agent(network: nn.Module, optimizer: torch.optim.Optimizer, facts: Mapping[str, Any]) -> dict[str, bytes]:
     """The three files of an agent, by name.
 
     Raises:

@@ -20,7 +20,16 @@ from torch import Tensor, nn
 
 from esper.leyline import ModelFileError, NumericFailure, derive_seed
 from esper.simic.agent.advantages import Rollout, with_gae
-from esper.simic.agent.agent_files import FACTS_FILE, count, exactly, pack, read_facts, read_files, unpack_, write_files
+from esper.simic.agent.agent_files import (
+    FACTS_FILE,
+    count,
+    exactly,
+    pack_agent,
+    read_facts,
+    read_files,
+    unpack_,
+    write_files,
+)
 from esper.simic.agent.config import (
     FRACTION,
     NOT_NEGATIVE,
@@ -291,7 +300,7 @@ class RecurrentPPO:
             "env_steps": self.env_steps,
             "updates": self.updates,
         }
-        write_files(directory, pack(self.network, self.optimizer, facts))
+        write_files(directory, pack_agent(self.network, self.optimizer, facts))
 
     @classmethod
     def load(cls, directory: str | Path, envs: VectorEnv, *, masks: MaskSource | None = None) -> RecurrentPPO:

@@ -19,7 +19,7 @@ from esper.simic.agent.agent_files import (
     POLICY_FILE,
     count,
     exactly,
-    pack,
+    pack_agent,
     read_facts,
     read_files,
     read_tensors,
@@ -192,7 +192,7 @@ class PPOAgent:
             "env_steps": self.env_steps,
             "updates": self.updates,
         }
-        return pack(self.network, self.optimizer, facts)
+        return pack_agent(self.network, self.optimizer, facts)
 
     def save(self, directory: str | Path) -> None:
         """Writes the files into a directory, which is made if needed. Run checkpoints add hashes and atomicity."""

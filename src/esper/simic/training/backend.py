@@ -15,7 +15,7 @@ from esper.tolaria.executor.available import BACKENDS, warm_up, why_not_native
 
 
 @record
-class Backend:
+class HostBackend:
     """What trains the hosts of a run."""
 
     name: str
@@ -24,10 +24,10 @@ class Backend:
     """Why it is torch, or what of a native run is left to torch; None if there is nothing to say."""
 
 
-TORCH = Backend(name="torch", note=None)
+TORCH = HostBackend(name="torch", note=None)
 
 
-def choose_backend(wanted: str, task: TaskSpec, data: Dataset, *, device: str = "cpu", amp: str = "off") -> Backend:
+def choose_backend(wanted: str, task: TaskSpec, data: Dataset, *, device: str = "cpu", amp: str = "off") -> HostBackend:
     """Picks the backend of a run and, if it is native, compiles it before workers start; says so on stderr.
 
     `auto` is native where the machine has what it takes and every host and seed of the task has native operations.
@@ -50,10 +50,10 @@ def choose_backend(wanted: str, task: TaskSpec, data: Dataset, *, device: str = 
     if wanted == "native":
         if why is not None:
             raise ValueError(f"backend native cannot train {task.name} here: {why}. Use --backend torch, or auto")
-        return Backend(name="native", note=f"left to torch: {found}" if gaps else None)
+        return HostBackend(name="native", note=f"left to torch: {found}" if gaps else None)
     if why is None and not gaps:
-        return Backend(name="native", note=None)
-    return Backend(name="torch", note=why or f"without native operations: {found}")
+        return HostBackend(name="native", note=None)
+    return HostBackend(name="torch", note=why or f"without native operations: {found}")
 
 
 def unsupported(task: TaskSpec, data: Dataset) -> dict[str, str]:

@@ -48,7 +48,7 @@ class PairedRounds:
         )
 
 
-def check_comparable(a: TrainingConfig, b: TrainingConfig) -> None:
+def check_pairable(a: TrainingConfig, b: TrainingConfig) -> None:
     """Refuses two configurations whose episodes would not be pairs.
 
     Raises:
@@ -73,7 +73,7 @@ def paired_rounds(a: VectorizedPPOTrainer, b: VectorizedPPOTrainer) -> Iterator[
     Raises:
         ValueError: They cannot be compared.
     """
-    check_comparable(a.config, b.config)
+    check_pairable(a.config, b.config)
     pairs: list[tuple[tuple[EpisodeCompleted, EpisodeCompleted], ...]] = []
     ends = a.next_round >= a.config.rounds
     while not ends:

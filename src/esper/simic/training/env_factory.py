@@ -35,7 +35,7 @@ from esper.simic.training.counterfactual_eval import process_fused_val_batch, re
 from esper.simic.training.own_objective import own_objective
 from esper.simic.training.parallel_env_state import EnvRecipe, ParallelEnvState, read_snapshot
 from esper.tamiyo.tracker import SignalTracker
-from esper.tolaria.batches import SharedBatchIterator, StoredTensor, store
+from esper.tolaria.batches import SharedBatchIterator, StoredTensor, store_tensors
 from esper.tolaria.engine import Beat, EnvOps, Executor, TaskRows, VectorizedEngine
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict
 from esper.tolaria.optim import GrowingOptimizer
@@ -163,7 +163,7 @@ def _store_rows(loaded: Sequence[TaskData], scratch: Path | None) -> list[dict[s
     for index, data in enumerate(loaded):
         for name, tensor in _tensors(data).items():
             distinct.setdefault(id(tensor), (f"{index}.{name}", tensor))
-    stored = store(dict(distinct.values()), scratch)
+    stored = store_tensors(dict(distinct.values()), scratch)
     return [{name: stored[distinct[id(tensor)][0]] for name, tensor in _tensors(data).items()} for data in loaded]
 
 
