@@ -52,6 +52,13 @@ def test_a_finished_run_goes_on_with_more_rounds(tmp_path, capsys):
     assert (tmp_path / "a" / CHECKPOINTS_DIR / "ckpt-00000003").is_dir()
 
 
+def test_a_run_that_goes_on_elsewhere_forgets_how_many_workers_it_had(tmp_path):
+    train("ppo", *SMOKE, "--rounds", 1, "--worker-kind", "simulated", "--runs", tmp_path, "--run-id", "a")
+    assert session.start_again(tmp_path / "a", {"worker_kind": "simulated"}).config.workers == 1
+    elsewhere = session.start_again(tmp_path / "a", {"worker_kind": "process"}).config
+    assert (elsewhere.worker_kind, elsewhere.workers) == ("process", None)
+
+
 def test_the_policy_is_updated_as_often_per_round_as_asked_and_a_resume_changes_no_bit(tmp_path):
     twice = ["ppo", *SMOKE, "--ppo-updates-per-batch", 2, "--target-kl", 1e9, "--runs", tmp_path]
     for run in ("whole", "parts"):

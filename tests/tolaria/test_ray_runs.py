@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from esper.leyline.files import SCRATCH_PREFIX, scratch_folder
 from tests.integration.kills import _await, checkpoints, final_bits, launch, lines
 from tests.tolaria.conftest import lose_node, two_nodes
 
+psutil = pytest.importorskip("psutil", reason="comes with the extras")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`"),
@@ -79,3 +82,24 @@ def test_without_its_head_a_run_ends_with_a_message_and_goes_on_elsewhere_to_the
     code, said = finished(launch("--resume", tmp_path / "run", "--worker-kind", "inline"))
     assert code == 0, said
     assert bits(tmp_path / "run") == expected
+
+
+def test_a_run_that_is_killed_leaves_nothing_of_its_own_cluster(tmp_path: Path) -> None:
+    process = launch("ppo", *FLAGS, "--runs", tmp_path, "--run-id", "run", "--worker-kind", "ray", "--workers", 2)
+    _await(lambda: bool(checkpoints(tmp_path / "run")), process)
+    started = psutil.Process(process.pid).children(recursive=True)
+    folders = {Path(part) for child in started for part in _scratch_folders(child)}
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, still_there = psutil.wait_procs(started, timeout=60.0)
+    assert len(started) > 3, "the cluster, and two workers"
+    assert not still_there
+    with scratch_folder(Path("/tmp")):  # what a killed process left goes with the next one
+        assert folders
+        assert not any(folder.exists() for folder in folders)
+
+
+def _scratch_folders(process: Any) -> set[str]:
+    """Scratch folders that a process was told of."""
+    words = " ".join(process.cmdline()).replace("=", " ").split()
+    return {str(Path(*Path(word).parts[:3])) for word in words if word.startswith(f"/tmp/{SCRATCH_PREFIX}")}

@@ -2,6 +2,8 @@
 
 Groups come and go; whoever stays keeps its state to the bit. Gradients are clipped per group, so a seed cannot use up
 the host's budget, and the norms that clipping needs are all the gradient evidence the gates ever get.
+
+G groups.
 """
 
 from __future__ import annotations
@@ -117,48 +119,48 @@ class GrowingOptimizer:
         Args:
             scaler: Scaled the loss before backward; with it a host whose gradient is not finite is left out too.
         """
-        trained: dict[str, list[Tensor]] = {
+        every: dict[str, list[Tensor]] = {
             name: [p for p in group.values() if p.grad is not None] for name, group in self.groups.items()
         }
-        gradients = {name: [p.grad for p in params if p.grad is not None] for name, params in trained.items()}
-        together = [grad for grads in gradients.values() for grad in grads]
-        if not together:
+        trained = {name: params for name, params in every.items() if params}
+        if not trained:
             return
+        together = [p.grad for params in trained.values() for p in params if p.grad is not None]
         if scaler is not None:
             torch._foreach_div_(together, scaler.scale)
         norms = iter(torch._foreach_norm(together))
         self._values = None
-        for name, grads in gradients.items():
-            if not grads:
-                continue
-            self._norms[name] = torch.stack([next(norms) for _ in grads])
-            total = torch.linalg.vector_norm(self._norms[name])
-            self._clip_factors[name] = torch.clamp(self.clip_norm / (total + 1e-6), max=1.0)
-            torch._foreach_mul_(grads, self._clip_factors[name])
-            skip = None
+        self._norms |= {name: torch.stack([next(norms) for _ in params]) for name, params in trained.items()}
+        totals_G = torch.stack(torch._foreach_norm([self._norms[name] for name in trained]))
+        factors_G = torch.clamp(self.clip_norm / (totals_G + 1e-6), max=1.0)
+        self._clip_factors |= zip(trained, factors_G.unbind(), strict=True)
+        torch._foreach_mul_(together, [self._clip_factors[name] for name, params in trained.items() for _ in params])
+        # Flags on the device: the update of a broken seed must not happen at all, and to ask here whether it is broken
+        # would make every batch wait for the device.
+        counts_G = (totals_G < torch.inf).float()
+        flags = zip(trained.items(), counts_G.unbind(), (1 - counts_G).unbind(), strict=True)
+        for (name, params), count, skip in flags:
             if name != HOST or scaler is not None:
-                # A flag on the device: the update of a broken seed must not happen at all, and to ask here whether it
-                # is broken would make every batch wait for the device.
-                skip = (~(total < torch.inf)).float()
                 self._skipped[name] = self._skipped[name] + skip if name in self._skipped else skip
-                if scaler is not None and name == HOST:
-                    scaler.update(skip)
-            self._update(trained[name], grads, *self.rates(name), skip)
+                self._update(params, *self.rates(name), count, skip)
+            else:
+                self._update(params, *self.rates(name), 1, None)
+            if scaler is not None and name == HOST:
+                scaler.update(skip)
 
     def _update(
-        self, params: list[Tensor], grads: list[Tensor], lr: float, weight_decay: float, skip: Tensor | None
+        self, params: list[Tensor], lr: float, weight_decay: float, count: Tensor | int, skip: Tensor | None
     ) -> None:
-        """One call of a fused kernel, which does nothing at all where `skip` is 1."""
+        """One call of a fused kernel, which does nothing at all where `skip` is 1 and `count` 0."""
+        grads = [param.grad for param in params if param.grad is not None]
         for param in params:
             if param not in self.state:
                 self.state[param] = self._fresh_state(param)
         states = [self.state[param] for param in params]
         if self.spec.kind == "adamw":
             steps = [state["step"] for state in states]
-            if skip is None:
-                torch._foreach_add_(steps, 1)
-            else:  # a list: torch would read a single tensor as a number
-                torch._foreach_add_(steps, [1 - skip] * len(steps))
+            # a list: torch would read a single tensor as a number
+            torch._foreach_add_(steps, count if isinstance(count, int) else [count] * len(steps))
             torch._fused_adamw_(
                 params,
                 grads,

@@ -58,6 +58,7 @@ PRIVATE = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one into the home folder; one per process, Ray keeps it
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on every address of the machine
     "RAY_worker_niceness": "0",  # else everybody else's work comes first
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",  # else its helpers outlive a killed command by a minute
 }
 """Settings of a cluster that is this machine alone."""
 

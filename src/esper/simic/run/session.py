@@ -114,8 +114,8 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
         complain(f"{one.name} rejected: {one.reason}. Using {checkpoint.path.name}")
     if changes.get("backend") == "auto":
         changes = {name: value for name, value in changes.items() if name != "backend"}  # the run has made its choice
-    if changes.get("worker_kind", "ray") != "ray":
-        changes = {"ray_address": None, **changes}  # the address of workers that are no longer wanted
+    if changes.get("worker_kind", saved.config.worker_kind) != saved.config.worker_kind:
+        changes = {"workers": None, "ray_address": None, **changes}  # what was said of workers no longer wanted
     config = with_overrides(saved.config, changes)
     if changed := resume_differences(saved.config, config):
         free = ", ".join(f"--{name.replace('_', '-')}" for name in FREE_ON_RESUME)
