@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from inspect import Parameter, signature
 from typing import Any
 
@@ -27,7 +26,7 @@ class WaitOnlyController(StatelessController):
         return situation.wait()
 
 
-CONTROLLERS: Mapping[str, type[Controller[Any]]] = {
+CONTROLLERS: dict[str, type[Controller[Any]]] = {
     "wait_only": WaitOnlyController,
     "random": RandomController,
     "rate_matched": RateMatchedController,
