@@ -8,6 +8,7 @@ same batches: differences are paired by run seed. Every run is a row of a CSV fi
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from rich.progress import track
 from rich.table import Table
 
 from esper.leyline import BLENDS, BlendSpec, BlueprintCard, LifecycleOp, SlotSpec, record
+from esper.leyline.files import append_durable, cut_torn_line, read_regular
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from esper.tamiyo.schedule import ScheduleEntry
 
 FIELDS = ("task", "epochs", "case", "variant", "params", "run_seed", "accuracy_pct", "grad_ratio")
+MAX_BYTES = 2**28
 FIRST_SEED = 1000
 YOUNG_EPOCHS = 5
 """Epochs of a seed over which its gradient is averaged."""
@@ -44,31 +47,30 @@ Row = dict[str, str]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """All runs that were made before.
+    """All runs that were made before; a line that a killed process left torn is removed.
 
     Raises:
         ValueError: The file holds something else.
+        OSError: It is no regular file, or cannot be read.
     """
-    if not path.exists():
+    cut_torn_line(path, MAX_BYTES)
+    if not path.exists() or not (content := read_regular(path, MAX_BYTES)):
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != FIELDS:
-            raise ValueError(
-                f"{path} has columns {reader.fieldnames}, expected {', '.join(FIELDS)}; name another --out"
-            )
-        return list(reader)
+    reader = csv.DictReader(io.StringIO(content.decode(), newline=""))
+    if tuple(reader.fieldnames or ()) != FIELDS:
+        raise ValueError(f"{path} has columns {reader.fieldnames}, expected {', '.join(FIELDS)}; name another --out")
+    return list(reader)
 
 
 def append_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Adds runs to the file; it is whole after each call."""
+    """Adds runs to the file; it is whole, and on disk, after each call."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    if not path.exists() or not path.stat().st_size:
+        writer.writeheader()
+    writer.writerows(rows)
+    append_durable(path, text.getvalue().encode())
 
 
 @record

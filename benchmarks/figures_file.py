@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from esper.leyline.files import write_atomic
+
 
 def check_out(out: Path | None) -> None:
     """Makes sure that the figures can be written before minutes of work go into them. An old file keeps its content.
@@ -30,5 +32,5 @@ def check_out(out: Path | None) -> None:
 
 
 def write_figures(out: Path, figures: Any) -> None:
-    """Writes the figures as JSON."""
-    out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    """Replaces the file by the figures as JSON, in one step."""
+    write_atomic(out, (json.dumps(figures, indent=2) + "\n").encode())

@@ -127,17 +127,18 @@ def _hash(value: Any) -> str:
 
 
 def main() -> int:
-    """Compares, or stores; 0 if nothing differs."""
+    """Compares, or stores; 0 if nothing differs, 1 if something does, 2 if that cannot be known here."""
     torch.set_num_threads(1)  # sums of several threads have bits of their own
-    found = play_all()
     if "--update" in sys.argv[1:]:
-        STORED.write_text(json.dumps({"identity": identity(), "hashes": found}, indent=2) + "\n", encoding="utf-8")
+        content = {"identity": identity(), "hashes": play_all()}
+        STORED.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         sys.stdout.write(f"stored: {STORED.name}\n")
         return 0
     stored = json.loads(STORED.read_text(encoding="utf-8"))
     if differences := identity_differences(stored["identity"], identity()):
         sys.stdout.write(f"not comparable, the stored run was made elsewhere: {'; '.join(differences)}\n")
-        return 0
+        return 2
+    found = play_all()
     known = stored["hashes"]
     differing = [name for name in {**known, **found} if known.get(name) != found.get(name)]
     sys.stdout.write(f"differs in {', '.join(differing)}\n" if differing else "same bits\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.blueprints import (
+    FIELDS,
     NEWBORNS,
     STARTS,
     Start,
@@ -83,6 +84,15 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
         read_rows(tmp_path / "other.csv")
     append_rows(tmp_path / "new.csv", [])
     assert read_rows(tmp_path / "new.csv") == []
+
+
+def test_a_line_that_a_kill_left_torn_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    append_rows(path, [dict.fromkeys(FIELDS, "1"), dict.fromkeys(FIELDS, "2")])
+    path.write_bytes(path.read_bytes()[:-4])
+    assert [row["task"] for row in read_rows(path)] == ["1"]
+    append_rows(path, [dict.fromkeys(FIELDS, "3")])
+    assert [row["task"] for row in read_rows(path)] == ["1", "3"]
 
 
 def test_a_changed_rate_reaches_seeds_only_and_ends_with_the_block(tmp_path: Path) -> None:

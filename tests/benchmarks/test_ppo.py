@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import ppo
 from benchmarks.cue_recall import CueRecall
-from benchmarks.figures_file import check_out
+from benchmarks.figures_file import check_out, write_figures
 from benchmarks.ppo import CARTPOLE, CUE, ENVS, LearnerRun, missed_limits, run_esper, run_rival
 from esper.scripts.cli import main
 
@@ -107,6 +107,17 @@ def test_the_file_is_only_looked_at_before_the_work(tmp_path: Path) -> None:
     check_out(None)
     assert (tmp_path / "old.json").read_text() == "kept"
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_figures_replace_the_old_ones_whole_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "old.json").symlink_to(tmp_path / "mine")
+    with pytest.raises(TypeError):
+        write_figures(tmp_path / "old.json", object())
+    write_figures(tmp_path / "old.json", {"a": 1})
+    assert (tmp_path / "mine").read_text() == "precious"
+    assert json.loads((tmp_path / "old.json").read_text()) == {"a": 1}
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.parametrize("flag", ["--env-steps", "--envs", "--seeds"])

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import resource
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pandas as pd
@@ -220,12 +222,36 @@ def test_links_in_a_folder_of_results_are_not_written_through(tmp_path: Path) ->
     publish(results, results)
     assert mine.read_text() == "precious"
     assert not any(path.is_symlink() for path in made)
-    (results / RESULTS).unlink()
-    (results / RESULTS).symlink_to(mine)
-    last = rows(FOUND, MEANS)[-1]
+
+
+@pytest.mark.parametrize("name", [RESULTS, CURVES, TOPOLOGIES, MANIFEST])
+@pytest.mark.parametrize("kind", ["link", "pipe", "endless"])
+def test_what_is_no_file_of_an_evaluation_is_neither_read_cut_nor_waited_for(
+    kind: str, name: str, tmp_path: Path
+) -> None:
+    results, mine, few = tmp_path / "theirs", tmp_path / "mine", manifest(ARMS[:2], num_seeds=1, subject="schedule")
+    write(results, few, rows(few, MEANS))
+    mine.write_text("a line\nand one without an end")
+    (results / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(results / name)
+    else:
+        (results / name).symlink_to(mine if kind == "link" else "/dev/zero")
+    with pytest.raises(OSError, match="regular files only"):
+        publish(results, results)
+    with pytest.raises(OSError, match="regular files only") if name != MANIFEST else nullcontext():
+        ResultStore(results)
+    assert mine.read_text() == "a line\nand one without an end"
+
+
+def test_nothing_is_appended_through_a_link_that_came_meanwhile(tmp_path: Path) -> None:
+    mine, last = tmp_path / "mine", rows(FOUND, MEANS)[-1]
+    write(tmp_path, FOUND, rows(FOUND, MEANS))
+    store = ResultStore(tmp_path)
+    mine.write_text("precious")
+    (tmp_path / RESULTS).unlink()
+    (tmp_path / RESULTS).symlink_to(mine)
     bare = Topology(arm=last.arm, policy_id="", run_seed=last.run_seed, host={}, kept=(), lives=())
-    mine.write_text("")
-    store = ResultStore(results)
     with pytest.raises(OSError, match="is a link"):
         store.add(last, bare, pd.DataFrame(columns=list(CURVE_COLUMNS)))
-    assert mine.read_text() == ""
+    assert mine.read_text() == "precious"

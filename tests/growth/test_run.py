@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib
+import io
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -420,9 +422,47 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(
 def test_there_must_be_something_to_resume(digits: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no unfinished run"):
         grow(digits, out=tmp_path, resume=True)
-    (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
-    with pytest.raises(ModelFileError, match="is damaged"):
+    for content in (
+        b"nothing",
+        saved({}),
+        saved([]),
+        saved({"grower": {"facts": 1}}),
+        saved({"grower": {"books": "x"}}),
+    ):
+        (tmp_path / "checkpoint.pt").write_bytes(content)
+        with pytest.raises(ModelFileError, match=r"checkpoint.pt(: this is not| is damaged, or not of)"):
+            grow(digits, out=tmp_path, resume=True)
+
+
+def saved(state: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_no_file_is_not_resumed_from(kind: str, digits: Any, tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint.pt"
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        (tmp_path / "elsewhere").write_bytes(saved({}))
+        file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises((OSError, ValueError), match="holds no unfinished run" if kind == "pipe" else "is a link"):
         grow(digits, out=tmp_path, resume=True)
+
+
+def test_links_in_a_folder_of_others_are_not_written_through(grown: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs the extra `plots`")
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.write_text("precious")
+    theirs.mkdir()
+    names = ("model.safetensors", "history.csv", "network.pt2", "growth.png", "report.html")
+    for name in names:
+        (theirs / name).symlink_to(mine)
+    assert not [line for line in grown[0].write(theirs) if ": no " in line]
+    assert mine.read_text() == "precious"
+    assert all((theirs / name).is_file() and not (theirs / name).is_symlink() for name in names)
 
 
 # ---- what cannot work

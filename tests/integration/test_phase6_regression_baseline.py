@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,21 @@ def test_a_seeded_run_over_cifar_shaped_data_has_the_stored_bits(tmp_path: Path)
     replay.write_noise_as_cifar(tmp_path)
     found = replay.play(replay.CIFAR_SHAPED, tmp_path)
     assert {f"cifar {name}": value for name, value in found.items()}.items() <= stored["hashes"].items()
+
+
+def test_a_run_that_cannot_be_compared_is_not_taken_for_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = json.loads(replay.STORED.read_text(encoding="utf-8"))
+    monkeypatch.setattr(sys, "argv", ["replay.py"])
+    monkeypatch.setattr(replay, "play_all", lambda: stored["hashes"])
+    monkeypatch.setattr(replay, "identity", lambda: stored["identity"])
+    assert (replay.main(), capsys.readouterr().out) == (0, "same bits\n")
+    monkeypatch.setattr(replay, "play_all", lambda: {**stored["hashes"], "history": "other"})
+    assert (replay.main(), capsys.readouterr().out) == (1, "differs in history\n")
+    monkeypatch.setattr(replay, "identity", lambda: {**stored["identity"], "torch": "elsewhere"})
+    assert replay.main() == 2
+    assert "not comparable" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import pytest
 
 from esper.evidence.results import CURVES, RESULTS, ResultStore, read_curves
 from esper.leyline.rundir import REPORT_FILE, event_files
+from esper.scripts.cli import COMMANDS as CLI_COMMANDS
 from esper.simic.rewards import Calibration
 from esper.simic.run.run_dir import open_run
 from esper.simic.run.run_state import load_policy
@@ -44,6 +46,19 @@ studies.STUDIES["tiny"] = studies.Study(
     description="for tests", preset="smoke", policies=1, seeds=1, tune_episodes=4, changes={"task": "digits_mlp"})
 main(sys.argv[1:])
 """
+MINE = """
+from torch import nn
+from esper.runtime.datasets import load_dataset
+
+def make_model():
+    return nn.Sequential(nn.Conv2d(1, 6, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(96, 10))
+
+def make_data():
+    digits = load_dataset("digits")
+    return (digits.train.inputs[:320], digits.train.targets[:320]), (digits.val.inputs, digits.val.targets)
+"""
+ROWS = ["bench", "blueprints", "--tasks", "digits_conv", "--seeds", "1", "--epochs", "2", "--rows", "64",
+        "--slots", "r0c1", "--blueprints", "cnn.se", "cnn.conv"]  # fmt: skip
 SMALL = ["--preset", "smoke", "--task", "digits_mlp", "--checkpoint-s", "0", "--seed", "5"]
 
 
@@ -283,6 +298,66 @@ class Grow(Command):
         return json.loads(content[8:begin]), content[begin:], (place.out / "history.csv").read_bytes()
 
 
+class GrowOwn(Command):
+    """A model of the user's own: a killed one goes on with --resume, once its first epoch is kept."""
+
+    def prepare(self, place: Place, template: Path) -> None:
+        (place.folder / "mine.py").write_text(MINE)
+
+    def arguments(self, place: Place) -> list[str]:
+        mine = place.folder / "mine.py"
+        return ["grow", "--model", f"{mine}:make_model", "--data", f"{mine}:make_data", "--epochs", "8", "--out",
+                str(place.out)]  # fmt: skip
+
+    def again(self, place: Place) -> None:
+        unfinished = (place.out / "checkpoint.pt").exists()
+        place.run([*self.arguments(place), "--resume"] if unfinished else self.arguments(place))
+
+    def outcome(self, place: Place) -> Any:
+        assert not (place.out / "checkpoint.pt").exists()
+        content = (place.out / "model.safetensors").read_bytes()
+        begin = 8 + int.from_bytes(content[:8], "little")
+        history = pd.read_csv(place.out / "history.csv")
+        return json.loads(content[8:begin]), content[begin:], history.drop(columns=["train_s", "validate_s"]).to_csv()
+
+
+class OneFile(Command):
+    """Writes one file at its end: the old one is there until then, and never half of a new one."""
+
+    def __init__(self, name: str, *arguments: str, mark: bytes) -> None:
+        super().__init__(name)
+        self.rest, self.mark = arguments, mark
+
+    def file(self, place: Place) -> Path:
+        return place.folder / "written"
+
+    def prepare(self, place: Place, template: Path) -> None:
+        self.file(place).write_text("an earlier one")
+
+    def arguments(self, place: Place) -> list[str]:
+        return [*self.rest, "--out", str(self.file(place))]
+
+    def check(self, place: Place) -> None:
+        content = self.file(place).read_bytes()
+        assert content == b"an earlier one" or content.endswith(self.mark)
+
+    def outcome(self, place: Place) -> Any:
+        assert self.file(place).read_bytes().endswith(self.mark)
+
+
+class Rows(OneFile):
+    """A benchmark that adds a row for each run: those that were there are not made again."""
+
+    def prepare(self, place: Place, template: Path) -> None:
+        """There is no earlier file."""
+
+    def check(self, place: Place) -> None:
+        """A line may be torn."""
+
+    def outcome(self, place: Place) -> Any:
+        return self.file(place).read_bytes()
+
+
 class Report(Command):
     def prepare(self, place: Place, template: Path) -> None:
         shutil.copytree(template, place.runs / "template")
@@ -367,6 +442,10 @@ COMMANDS: tuple[Command, ...] = (
     Tune("tune"),
     Study("study"),
     Grow("grow"),
+    GrowOwn("grow a model of one's own"),
+    OneFile("compare", "compare", "--task", "digits_limited", "--epochs", "5", "--seeds", "1", mark=b"\n"),
+    OneFile("bench", "bench", "coalitions", "--repeats", "1", mark=b"}\n"),
+    Rows("bench rows", *ROWS, mark=b""),
     Report("report"),
     Export("parquet"),
     Export("tensorboard"),
@@ -375,8 +454,23 @@ COMMANDS: tuple[Command, ...] = (
     Read("query", "from rounds"),
     Sandbox("sandbox"),
 )
-WRITING = COMMANDS[:13]
+WRITING = tuple(command for command in COMMANDS if not isinstance(command, Read | Sandbox))
 """These get most of the kills."""
+
+
+def command_of(case: int) -> Command:
+    """Every fifth kill goes through all commands, the others through those that write."""
+    return WRITING[(case - case // 5 - 1) % len(WRITING)] if case % 5 else COMMANDS[-1 - case // 5 % len(COMMANDS)]
+
+
+def test_every_command_that_writes_is_killed(tmp_path: Path) -> None:
+    """A hundred kills, spread evenly; a command that is added later has to be added here."""
+    killed = Counter(command_of(case).name for case in range(100))
+    assert killed.keys() == {command.name for command in COMMANDS}
+    assert min(killed[command.name] for command in WRITING) >= 4
+    place = Place(tmp_path / "a")
+    names = {command.arguments(place)[0] for command in COMMANDS}
+    assert names >= {*CLI_COMMANDS, "bench"} - {"tasks", "watch", "serve"}, "those that only read are left out"
 
 
 # ---- the test
@@ -432,7 +526,7 @@ def test_a_kill_at_any_moment_of_any_command_costs_nothing_that_was_done(
     case: int, undisturbed: Undisturbed, tmp_path: Path
 ) -> None:
     chance = random.Random(SEED + case)
-    command = (WRITING if case % 5 else COMMANDS)[case % len(WRITING if case % 5 else COMMANDS)]
+    command = command_of(case)
     took_s, expected = undisturbed(command)
     for number in range(5):
         place = Place(tmp_path / str(number))

@@ -109,6 +109,8 @@ def test_a_regular_file_is_read_and_a_missing_one_is_missing(tmp_path: Path) -> 
         b"[9223372036854775808]",
         b"[" + b"9" * 6_000 + b"]",
         b'"\xff"',
+        b'{"a": "\\ud800"}',
+        b'{"\\uDFFF": 1}',
         b"{",
         b"",
     ],
@@ -119,9 +121,9 @@ def test_json_that_some_reader_could_not_hold_is_refused(text: bytes) -> None:
 
 
 def test_json_is_decoded() -> None:
-    text = '{"a": [1.5, -9223372036854775808, 9223372036854775807, null], "b": "ä"}'
+    text = '{"a": [1.5, -9223372036854775808, 9223372036854775807, null], "b": "ä\\ud83c\\udf31"}'
     assert files.loads_json(text) == files.loads_json(text.encode())
-    assert files.loads_json(text) == {"a": [1.5, -(2**63), 2**63 - 1, None], "b": "ä"}
+    assert files.loads_json(text) == {"a": [1.5, -(2**63), 2**63 - 1, None], "b": "ä\N{SEEDLING}"}
 
 
 # ---- folders

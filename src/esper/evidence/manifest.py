@@ -21,10 +21,11 @@ import msgspec
 
 import esper
 from esper.leyline import record
-from esper.leyline.files import loads_json, write_atomic
+from esper.leyline.files import loads_json, read_regular, write_atomic
 
 MANIFEST = "manifest.json"
 TEST_ACCESS = "test_access.jsonl"
+MAX_MANIFEST_BYTES = 2**24
 EVALUATION_FORMAT = 2
 """Of manifest.json and summary.json. Format 1 called the learning checks gates; it is still read."""
 
@@ -105,15 +106,17 @@ class EvaluationManifest:
             ValueError: There is none, or it is of another version.
         """
         path = folder / MANIFEST
-        if not path.is_file():
-            raise ValueError(f"{path} is missing; a results file is read together with the manifest beside it")
         try:
-            facts = loads_json(path.read_bytes())
+            facts = loads_json(read_regular(path, MAX_MANIFEST_BYTES))
             if facts["schema_version"] == 1:
                 facts |= {"schema_version": EVALUATION_FORMAT, "learning_checks": facts.pop("gates")}
             if facts["schema_version"] != EVALUATION_FORMAT:
                 raise ValueError(f"format {facts['schema_version']}, this version of Esper reads {EVALUATION_FORMAT}")
             return msgspec.convert(facts, cls)
+        except FileNotFoundError:
+            raise ValueError(
+                f"{path} is missing; a results file is read together with the manifest beside it"
+            ) from None
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a manifest of this version: {error}") from error
 

@@ -7,8 +7,8 @@ reports and figures are made from them and can be made again.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import os
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -20,9 +20,11 @@ import pandas as pd
 from esper.evidence.host_runs import PlantedSeed
 from esper.evidence.static_networks import KeptSeed
 from esper.leyline import record
-from esper.leyline.files import loads_json, open_regular, write_all
+from esper.leyline.files import append_durable, cut_torn_line, loads_json, read_regular
 
 RESULTS, CURVES, TOPOLOGIES = "results.csv", "curves.csv", "topologies.jsonl"
+MAX_BYTES = 2**28
+"""A larger file is none of them and is not read."""
 OK = "ok"
 KEY = ["arm", "policy_id", "run_seed"]
 """Columns that name a run."""
@@ -126,7 +128,7 @@ class ResultStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         for name in (RESULTS, CURVES, TOPOLOGIES):
-            _cut_torn_line(folder / name)
+            cut_torn_line(folder / name, MAX_BYTES)
         rows = (RunResult(**row) for row in read_results(folder / RESULTS).to_dict("records"))
         self.results = {row.key: row for row in rows}
         # Curves and topologies are written before the row that counts, so an interrupted run may have left some.
@@ -159,7 +161,7 @@ class ResultStore:
         """Appends a finished run; the curve has CURVE_COLUMNS."""
         assert result.key == topology.key
         _append_csv(self.folder / CURVES, curve[list(CURVE_COLUMNS)])
-        _append(self.folder / TOPOLOGIES, json.dumps(asdict(topology), sort_keys=True) + "\n")
+        append_durable(self.folder / TOPOLOGIES, f"{json.dumps(asdict(topology), sort_keys=True)}\n".encode())
         _append_csv(self.folder / RESULTS, pd.DataFrame([asdict(result)]))
         self.results[result.key] = result
         self.topologies[topology.key] = topology
@@ -190,7 +192,7 @@ def read_topologies(path: Path, finished: Iterable[RunKey]) -> list[Topology]:
     Raises:
         ValueError: A line is damaged.
     """
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    lines = _read(path).splitlines()
     wanted, found = set(finished), []
     for number, line in enumerate(lines, start=1):
         try:
@@ -202,12 +204,19 @@ def read_topologies(path: Path, finished: Iterable[RunKey]) -> list[Topology]:
     return [topology for topology in found if topology.key in wanted]
 
 
+def _read(path: Path) -> bytes:
+    try:
+        return read_regular(path, MAX_BYTES)
+    except FileNotFoundError:
+        return b""
+
+
 def _read_csv(path: Path, types: Mapping[str, str]) -> pd.DataFrame:
-    if not path.exists() or not path.stat().st_size:
+    if not (content := _read(path)):
         return pd.DataFrame(columns=list(types))
     try:
         # All text first: pandas would take an absent last field for a number that was not measured.
-        text = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+        text = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, index_col=False)
         return text[list(types)].astype(types)
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path} is not a results file of this version ({error}); choose another --out") from error
@@ -215,19 +224,4 @@ def _read_csv(path: Path, types: Mapping[str, str]) -> pd.DataFrame:
 
 def _append_csv(path: Path, rows: pd.DataFrame) -> None:
     header = not path.exists() or path.stat().st_size == 0
-    _append(path, rows.to_csv(index=False, header=header, lineterminator="\n"))
-
-
-def _append(path: Path, text: str) -> None:
-    fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        write_all(fd, text.encode())
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _cut_torn_line(path: Path) -> None:
-    """A line without its end was being written when the process died: it never counted."""
-    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)  # in one step: a kill here must not cost the lines before it
+    append_durable(path, rows.to_csv(index=False, header=header, lineterminator="\n").encode())

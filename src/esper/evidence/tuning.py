@@ -24,7 +24,7 @@ from esper.evidence.manifest import code_version
 from esper.evidence.search import BLENDS_TRIED, SEARCH, require_optuna
 from esper.evidence.static_networks import StaticNetwork, describe_host, read_host, static_family
 from esper.leyline import EpisodeSeed, HostLayout, derive_seed
-from esper.leyline.files import loads_json, write_atomic
+from esper.leyline.files import loads_json, read_regular, write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
@@ -35,6 +35,7 @@ from esper.tolaria.kinds import Workers
 
 SEEDS_PER_SETTING = 4
 TUNED_FORMAT = 2
+MAX_TUNED_BYTES = 2**24
 OnSetting = Callable[[str, int], None]
 
 
@@ -278,14 +279,14 @@ def load_tuned(path: Path) -> dict[str, Any]:
         ValueError: There is none, or it is of another version.
     """
     try:
-        content = loads_json(path.read_bytes())
+        content = loads_json(read_regular(path, MAX_TUNED_BYTES))
         if content["format"] != TUNED_FORMAT:
             raise ValueError(f"format {content['format']}, this version of Esper reads {TUNED_FORMAT}")
         for arm, found in content["arms"].items():
             if missing := {"chosen", "score", "episodes", "training_macs"} - found.keys():
                 raise ValueError(f"arm {arm} lacks {', '.join(sorted(missing))}")
     except OSError as error:
-        raise ValueError(f"--tuned {path}: {error.strerror}; make it with --tune") from error
+        raise ValueError(f"--tuned {path}: {error.strerror or error}; make it with --tune") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"--tuned {path} is not a tuned.json of this version: {error}") from error
     return dict(content)

@@ -291,7 +291,7 @@ def draw(rows: pd.DataFrame, folder: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         return
-    from esper.evidence.figures import LOOKS
+    from esper.evidence.figures import LOOKS, save_figure
 
     scored = score_runs(rows)
     figure = Figure(figsize=(16, 4.5), layout="constrained")
@@ -314,7 +314,7 @@ def draw(rows: pd.DataFrame, folder: Path) -> None:
             right.axhline((own.points - own.waiting).mean(), color=color, linestyle=line, label=f"{arm}, no episode")
     right.set(xscale="log", xlabel="episodes on the task", ylabel="points over waiting", title="Break-even")
     right.legend(fontsize=8)
-    figure.savefig(folder / "universal.png", dpi=120)
+    save_figure(figure, folder / "universal.png")
 
 
 def kept_by_host(scored: pd.DataFrame, arm: str) -> pd.DataFrame:

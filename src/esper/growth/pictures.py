@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.evidence.growth_plot import draw_stages
 from esper.karn.charts import BLUE, VERMILION, new_chart, svg_of
+from esper.leyline.files import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +28,9 @@ def save_growth(result: GrowthResult, path: Path) -> None:
         ImportError: matplotlib is not installed.
         ValueError: It knows no such format.
     """
-    _draw(result).savefig(path, dpi=150)
+    picture = BytesIO()
+    _draw(result).savefig(picture, format=path.suffix.removeprefix(".") or "png", dpi=150)
+    write_atomic(path, picture.getvalue())
 
 
 def _draw(result: GrowthResult) -> Figure:

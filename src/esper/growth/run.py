@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from esper.growth.sites import Forward
 from esper.growth.training import GrowthRun, GrowthSettings, MakeOptimizer, MakeScheduler
 from esper.growth.validation import device_of
 from esper.leyline import LifecycleOp, ModelFileError
-from esper.leyline.files import write_atomic
+from esper.leyline.files import open_regular, write_atomic
 from esper.leyline.scale import MetricScale
 
 CHECKPOINT = "checkpoint.pt"
@@ -193,19 +193,29 @@ def _open_folder(run: GrowthRun, folder: Path, resume: bool) -> dict[int, dict[s
     if resume:
         if not file.is_file():
             raise ValueError(f"{folder} holds no unfinished run; leave resume out to start one")
-        try:
-            state = torch.load(file, map_location=device_of(run.model), weights_only=True)
-        except Exception as error:  # whatever is wrong with the file, torch has a type for it
-            raise ModelFileError(f"{file} is damaged: {error}") from error
-        run.grower.load_state_dict(state["grower"])
-        run.training_macs, run.seconds = state["training_macs"], state["seconds"]
-        return dict(state["snapshots"])
+        with open(open_regular(file), "rb") as stream:
+            return _go_on(run, file, stream)
     if file.exists():
         raise ValueError(
             f"{folder} holds an unfinished run; pass resume=True (--resume) to go on with it, or another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     return {}
+
+
+def _go_on(run: GrowthRun, file: Path, stream: BinaryIO) -> dict[int, dict[str, Any]]:
+    try:
+        state = torch.load(stream, map_location=device_of(run.model), weights_only=True)
+        run.grower.load_state_dict(state["grower"])
+        run.training_macs, run.seconds = int(state["training_macs"]), float(state["seconds"])
+        return {int(epoch): dict(before) for epoch, before in state["snapshots"].items()}
+    except ModelFileError as error:
+        raise ModelFileError(f"{file}: {error}") from error
+    except Exception as error:  # whatever is wrong with the file, torch has a type for it
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ModelFileError(
+            f"{file} is damaged, or not of a run of this model ({reason}); remove it to start anew"
+        ) from error
 
 
 def _save(run: GrowthRun, snapshots: Mapping[int, Mapping[str, Any]], file: Path) -> None:

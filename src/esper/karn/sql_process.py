@@ -106,7 +106,7 @@ def _serve() -> None:
     except MemoryError:
         _send(out, None, "ValueError", [TOO_MUCH_MEMORY])
     except OSError as error:
-        _send(out, None, "OSError", [error.errno, error.strerror, error.filename])
+        _send(out, None, "OSError", error.args if error.errno is None else [*error.args[:2], error.filename])
     except (ValueError, ImportError) as error:
         _send(out, None, "ValueError" if isinstance(error, ValueError) else "ImportError", [str(error)])
     os._exit(0)  # threads of DuckDB may be at work still

@@ -7,13 +7,14 @@ import fcntl
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from esper.leyline.errors import RunBusy
 
@@ -21,6 +22,7 @@ TEMP_PREFIX = ".tmp-"
 """Names of unfinished files and folders begin with this; only a killed process leaves one behind."""
 SCRATCH_PREFIX = "esper-scratch-"
 """The same among the system's temporary files."""
+_MAY_BE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def write_atomic(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -64,6 +66,28 @@ def write_all(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
+
+
+def append_durable(path: Path, content: bytes) -> None:
+    """Adds to the end of a regular file, or makes it; the bytes are on disk when the call returns."""
+    fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        write_all(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def cut_torn_line(path: Path, max_bytes: int) -> None:
+    """Removes a last line without its end from a regular file: it was being written when its process died."""
+    try:
+        fd = open_regular(path, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    with open(fd, "r+b") as file:
+        content = _read_all(file, path, max_bytes)
+        if not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)  # in one step: a kill here must not cost the lines before it
 
 
 @contextlib.contextmanager
@@ -170,7 +194,8 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def _not_regular(path: Path) -> str:
-    return f"{path} is {'a link' if path.is_symlink() else 'not a regular file'}; Esper opens regular files only"
+    found = "a link" if path.is_symlink() else "not a regular file"
+    return f"{path} is {found}; Esper opens regular files only. Put the file itself there, or name another place"
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
@@ -180,7 +205,11 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         OSError: It cannot be opened or read, or has more than `max_bytes`.
     """
     with open(open_regular(path), "rb") as file:
-        content = file.read(max_bytes + 1)
+        return _read_all(file, path, max_bytes)
+
+
+def _read_all(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
+    content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise OSError(f"{path} has more than the {max_bytes:,} bytes that such a file may have")
     return content
@@ -192,15 +221,16 @@ def loads_json(text: bytes | str) -> Any:
     Raises:
         ValueError: It is anything else.
     """
+    decoded = text if isinstance(text, str) else text.decode()
     try:
-        return json.loads(
-            text if isinstance(text, str) else text.decode(),
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            parse_int=_int64,
-        )
+        value = json.loads(decoded, parse_constant=_refuse_constant, parse_float=_finite, parse_int=_int64)
+        if _MAY_BE_SURROGATE.search(decoded):
+            json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair is no text") from None
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

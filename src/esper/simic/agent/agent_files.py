@@ -20,12 +20,13 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from esper.leyline import ModelFileError, NumericFailure
-from esper.leyline.files import loads_json
+from esper.leyline.files import loads_json, read_regular, write_atomic
 
 FORMAT_VERSION = 2
 POLICY_FILE = "policy.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 FACTS_FILE = "agent.json"
+MAX_FILE_BYTES = 2**31
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 _NOT_NEGATIVE = (".count", ".var", ":step", ":exp_avg_sq")
 """Ends of names of tensors that count, or are sums of squares."""
@@ -65,13 +66,13 @@ def write_files(directory: str | Path, files: Mapping[str, bytes]) -> None:
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        write_atomic(folder / name, content)
 
 
 def read_files(directory: str | Path) -> dict[str, bytes]:
     """Those files of an agent that are there."""
     paths = [Path(directory) / name for name in (POLICY_FILE, OPTIMIZER_FILE, FACTS_FILE)]
-    return {path.name: path.read_bytes() for path in paths if path.is_file()}
+    return {path.name: read_regular(path, MAX_FILE_BYTES) for path in paths if path.exists()}
 
 
 def read_facts(files: Mapping[str, bytes], expected: Set[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import msgspec
 
 from esper.kasmina import BLUEPRINTS
-from esper.leyline import BatchSummary, CheckpointError, ModelFileError, NumericFailure, Severity
+from esper.leyline import BatchSummary, CheckpointError, LifecycleOp, ModelFileError, NumericFailure, Severity
 from esper.leyline.files import loads_json
 from esper.leyline.rundir import CHECKPOINTS_DIR
 from esper.nissa import complain
@@ -163,6 +163,9 @@ def _check_together(state: RunState) -> None:
     task = get_task_spec(config.task)
     if len(state.history) != rounds or rounds > config.rounds:
         raise ValueError(f"{rounds} of {config.rounds} rounds done, but {len(state.history)} summaries")
+    ops = LifecycleOp.__members__.keys()
+    if any(summary.num_ops.keys() != ops or min(summary.num_ops.values()) < 0 for summary in state.history):
+        raise ValueError(f"a round that does not count each of {', '.join(ops)}")
     horizon = task.horizon if config.episode_length is None else config.episode_length
     reference = None if state.calibration is None else state.calibration.reference
     if reference is not None and len(reference) != horizon + 1:
