@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
 
 BACKENDS = ("torch", "native")
+LAST = 5
+"""Rounds at the end of a curve whose mean says what was learned."""
 
 
 def bench_rounds_command(
@@ -34,7 +38,7 @@ def bench_rounds_command(
     """Measure what a round of `esper train ppo` costs with each backend, from the first op to the update.
 
     Both runs of a seed go on in this process, round by round in turns, with a log at the usual level. The first round
-    of each is not timed: it loads what start-up loads. Times are CPU time.
+    of each is not timed: it loads what start-up loads. Times are CPU time. Figures are written after every seed.
 
     Args:
         preset: What to train.
@@ -53,9 +57,14 @@ def bench_rounds_command(
     changes = {"envs": envs, "episode_length": episode_length}
     config = with_overrides(config_of(preset), {name: value for name, value in changes.items() if value is not None})
     config = replace(config, rounds=rounds + 1, worker_kind="inline", calibration_runs=0, console="off")
-    with console.status(f"{preset}: {rounds} rounds with each backend"):
-        runs = [measure_rounds(replace(config, seed=seed)) for seed in range(seeds)]
-    figures = summarise(config, runs)
+    runs: list[dict[str, Any]] = []
+    for seed in range(seeds):
+        runs.append(
+            measure_rounds(replace(config, seed=seed), lambda text, seed=seed: console.print(f"seed {seed} {text}"))
+        )
+        figures = summarise(config, runs)
+        if out is not None:
+            write_figures(out, figures)
     table = Table(title=f"{preset}: CPU seconds per round of {config.envs} hosts", title_justify="left")
     for column in ("backend", "median", "quartiles", "committed accuracy of the last round"):
         table.add_column(column, justify="left" if column == "backend" else "right")
@@ -66,15 +75,19 @@ def bench_rounds_command(
     ratio = figures["torch_over_native"]
     table.add_row("torch / native", f"{ratio['median']:.3g}", f"{ratio['low']:.3g} .. {ratio['high']:.3g}", "")
     console.print(table)
+    if (apart := figures["native_minus_torch_pp"]) is not None:
+        console.print(
+            f"native minus torch, last {LAST} rounds: {apart['mean']:+.2f} points, 95 % interval {apart['low']:+.2f} "
+            f"to {apart['high']:+.2f}, {seeds} pairs"
+        )
     if plot is not None:
         draw_curves(figures["accuracy_pct"], plot)
         console.print(f"drawn: {plot}", soft_wrap=True)
     if out is not None:
-        write_figures(out, figures)
         console.print(f"written: {out}", soft_wrap=True)
 
 
-def measure_rounds(config: TrainingConfig) -> dict[str, Any]:
+def measure_rounds(config: TrainingConfig, say: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """(seconds, accuracies) by backend: rounds of two runs that differ in nothing else, in turns."""
     from esper.simic.run.session import start_new
     from esper.simic.training.vectorized import open_session
@@ -86,11 +99,14 @@ def measure_rounds(config: TrainingConfig) -> dict[str, Any]:
             name: stack.enter_context(open_session(start_new(replace(config, backend=name), folder, name))).trainer
             for name in BACKENDS
         }
-        for _ in range(config.rounds):
+        for index in range(config.rounds):
             for name, trainer in trainers.items():
                 started = time.process_time()
                 trainer.run_round()
                 seconds[name].append(time.process_time() - started)
+                reached = trainer.history[-1].committed_accuracy_pct
+                cost = f"{seconds[name][-1]:.1f} CPU s, committed {reached:.1f} %"
+                say(f"round {index + 1}/{config.rounds} {name}: {cost}")
         curves = {name: [row.committed_accuracy_pct for row in trainer.history] for name, trainer in trainers.items()}
     return {"seconds": {name: values[1:] for name, values in seconds.items()}, "accuracy_pct": curves}
 
@@ -108,7 +124,22 @@ def summarise(config: TrainingConfig, runs: Sequence[Mapping[str, Any]]) -> dict
         **{f"{name}_s": spread(values) for name, values in seconds.items()},
         "torch_over_native": spread([a / b for a, b in zip(seconds["torch"], seconds["native"], strict=True)]),
         "accuracy_pct": {name: [run["accuracy_pct"][name] for run in runs] for name in BACKENDS},
+        "native_minus_torch_pp": difference([_end(run, "native") - _end(run, "torch") for run in runs]),
     }
+
+
+def _end(run: Mapping[str, Any], name: str) -> float:
+    return statistics.fmean(run["accuracy_pct"][name][-LAST:])
+
+
+def difference(pairs: Sequence[float]) -> dict[str, float] | None:
+    """Mean of paired differences with Student's interval; None for a single pair."""
+    if len(pairs) < 2:
+        return None
+    from scipy.stats import t
+
+    mean, half = statistics.fmean(pairs), t.ppf(0.975, len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def draw_curves(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:

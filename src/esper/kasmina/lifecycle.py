@@ -6,7 +6,7 @@ Order inside a step: apply_op, begin_epoch, train, validate, end_epoch. Counters
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from esper.kasmina.network import GrowingNetwork
 from esper.kasmina.slot import UNMEASURED, SeedSlot
@@ -20,6 +20,7 @@ from esper.leyline import (
     SlotConfig,
     SlotMeasurement,
     SlotTransition,
+    as_keywords,
     gate_blend,
     gate_hold,
     gate_train,
@@ -136,7 +137,7 @@ def _measurement(slot: SeedSlot, epoch: EpochMeasurement, topology_version: int)
             grad_health=own.health,
         )
     if slot_id in epoch.attributions:
-        worth = asdict(epoch.attributions[slot_id])
+        worth = as_keywords(epoch.attributions[slot_id])
         fresh = replace(fresh, **worth, contribution_alpha=slot.alpha, contribution_topology=topology_version)
     return fresh
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class MorphogeneticModel(nn.Module, GrowingNetwork):
 
     def all_slots(self) -> tuple[SeedSlot, ...]:
         """The slots in execution order."""
-        return tuple(self.slot(slot_id) for slot_id in self.slots)
+        return tuple(cast("Iterable[SeedSlot]", self.slots.values()))
 
     def host_parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter of the host by name, tied ones once."""

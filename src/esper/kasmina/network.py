@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Protocol
 
 import torch
@@ -28,6 +27,7 @@ from esper.leyline import (
     SlotReport,
     SlotSpec,
     SlotTransition,
+    as_keywords,
     gate_blend,
     gate_fossilize,
     gate_germinate,
@@ -200,7 +200,7 @@ class GrowingNetwork(ABC):
         slot = self.slot(slot_id)
         seeded = slot.stage.has_seed
         return SlotReport(
-            **asdict(slot.measured),
+            **as_keywords(slot.measured),
             slot_id=slot_id,
             seed_id=slot.seed_id if seeded else None,
             blueprint=slot.blueprint,

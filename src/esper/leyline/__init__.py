@@ -27,7 +27,7 @@ from esper.leyline.policy_payloads import (
     LayerHealth, LSTMHealth, NumericalStability, ObservationHealth, PPOUpdateCompleted, PPOUpdateMetrics
 )
 from esper.leyline.protocols import EventSink, PolicyProtocol, RewardProtocol, Worker
-from esper.leyline.record import record
+from esper.leyline.record import as_keywords, record
 from esper.leyline.records import (
     PROTOCOL_VERSION, Action, ActionExecutionResult, ActionMasks, ActionOutcome, ActionSpec, CoalitionTable,
     EnvSnapshot, EpisodeSeed, EpochReport, FeatureContext, GovernorState, GradientEvidence, RollbackReason, StepResult,

@@ -31,3 +31,8 @@ def record(cls: type[T]) -> type[T]:
     made.__record_fields__ = tuple(f.name for f in fields(made))  # type: ignore[arg-type,attr-defined]
     made.__reduce__ = _reduce  # type: ignore[method-assign]
     return made
+
+
+def as_keywords(made: Any) -> dict[str, Any]:
+    """The fields of a record by name, as they are: `dataclasses.asdict` copies every one."""
+    return {name: getattr(made, name) for name in made.__record_fields__}

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.leyline import OptimSpec
+from esper.tolaria.executor.arrays import Meters
 from esper.tolaria.executor.program import Program, build_program
 from esper.tolaria.executor.seat import Norm, Seat
 from esper.tolaria.executor.trace import Trace
-from esper.tolaria.executor.workspace import Meters, Workspace, pack
+from esper.tolaria.executor.workspace import Workspace, pack
 from esper.tolaria.optim import GrowingOptimizer
 
 
@@ -61,7 +62,7 @@ def program_of(module: nn.Module, seat: Seat, shape: Sequence[int], *, training:
 def no_meters(seat: Seat) -> Meters:
     return Meters(
         eta=np.zeros(0, np.float32),
-        group=np.full(len(seat.groups), -1, np.int64),
+        group=np.full(len(seat.state.groups), -1, np.int64),
         rho=0.1,
         decay=0.9,
         books=np.zeros((0, 0, 2), np.float32),
@@ -79,11 +80,11 @@ def native_pass(
     if not training:
         workspace().validate(program, seat, rows, scalars=scalars, totals=totals)
         return totals[0, 0], int(totals[0, 1]), {}
-    workspace().train(program, seat, rows, scalars=scalars, totals=totals, meters=no_meters(seat), learning=None)
+    workspace().train(program, seat, rows, scalars=scalars, totals=totals, meters=no_meters(seat))
     flat = torch.from_numpy(workspace().gradients(seat).copy())
     gradients = {
         name: flat[start : start + param.numel()].view(param.shape)
-        for (name, param), start in zip(module.named_parameters(), seat.tensors[:, 0].tolist(), strict=True)
+        for (name, param), start in zip(module.named_parameters(), seat.state.tensors[:, 0].tolist(), strict=True)
     }
     return totals[0, 0], int(totals[0, 1]), gradients
 

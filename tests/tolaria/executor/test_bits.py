@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.tolaria.executor.arrays import Learning
 from esper.tolaria.executor.available import VERSION
-from esper.tolaria.executor.workspace import Learning, Workspace, pack
+from esper.tolaria.executor.workspace import Workspace, pack
 from tests.tolaria.executor.harness import no_meters, optimizer_of, program_of, seat_of, workspace
 
 BITS = {1: "26f9e7d578ee794d"}
@@ -77,7 +78,7 @@ def digest(space: Workspace) -> str:
             )
         program = program_of(module, seat, (1, 8, 8), training=False)
         space.validate(program, seat, rows, scalars=np.zeros(0, np.float32), totals=totals)
-        for array in (seat.params, seat.stats, seat.first_moments, seat.second_moments, seat.norms, totals):
+        for array in (seat.params, seat.stats, seat.state.first, seat.state.second, seat.state.norms, totals):
             found.update(array.tobytes())
     return found.hexdigest()[:16]
 

@@ -179,10 +179,10 @@ def test_a_call_with_other_memory_than_the_program_was_made_for_is_refused():
     ):
         given = {**good, name: bad}
         with pytest.raises(ValueError, match=message):
-            workspace().train(program, seat, learning=None, **given)
+            workspace().train(program, seat, **given)
     small = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
     with pytest.raises(ValueError, match="parameters"):
-        workspace().train(program, seat_of(small), learning=None, **good)
+        workspace().train(program, seat_of(small), **good)
     with pytest.raises(ValueError, match=r"targets must be in 0\.\.2, got 0\.\.3"):
         pack([(batch[0], torch.tensor([0, 1, 2, 3]))], 3)
 
@@ -236,7 +236,7 @@ for _ in range(int(sys.argv[2])):
         continue
     accepted += 1
     workspace.train(damaged, seat, rows, scalars=np.zeros(0, np.float32), totals=np.zeros((1, 2)),
-                    meters=no_meters(seat), learning=None)
+                    meters=no_meters(seat))
 print("accepted", accepted)
 """
 

@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.tolaria.executor.arrays import Learning
 from esper.tolaria.executor.seat import Seat
 from esper.tolaria.executor.trace import Unsupported
-from esper.tolaria.executor.workspace import Learning, pack
+from esper.tolaria.executor.workspace import pack
 from esper.tolaria.optim import GrowingOptimizer
 from tests.tolaria.executor.harness import (
     batch_norms,
@@ -161,4 +162,4 @@ def test_rate_and_decay_belong_to_a_group():
     )
     moved = {name[0] for name, value in module.named_parameters() if not torch.equal(value, before[name])}
     assert moved == {"1", "4"}
-    assert seat.seen.tolist() == [[1, 0], [1, 0]]
+    assert seat.state.seen.tolist() == [[1, 0], [1, 0]]

@@ -18,10 +18,11 @@ from esper.kasmina import MorphogeneticModel, SeedSlot
 from esper.leyline import SeedStage
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tolaria.engine import Batches, TaskRows
+from esper.tolaria.executor.arrays import Learning, Meters, Rows
 from esper.tolaria.executor.program import Program, build_program
 from esper.tolaria.executor.seat import Norm, Seat
 from esper.tolaria.executor.trace import Trace, Traced, Unsupported
-from esper.tolaria.executor.workspace import Learning, Meters, Rows, Workspace, pack
+from esper.tolaria.executor.workspace import Workspace, pack
 
 CHUNK_BYTES = 16_000_000
 """Training batches that are laid out at a time."""
@@ -65,7 +66,11 @@ class NativeExecutor:
 
     def train(self, envs: Sequence[ParallelEnvState], batches: Batches) -> None:
         """One epoch of every env, some batches at a time."""
-        epochs = [_Epoch(env, self._program(env, seat, None), seat) for env in envs for seat in (seat_of(env),)]
+        epochs = [
+            _Epoch(env, self._program(env, seat, _topology(env), None), seat)
+            for env in envs
+            for seat in (seat_of(env),)
+        ]
         for rows in _chunks(batches, envs[0].recipe.task.num_classes):
             for epoch in epochs:
                 with epoch.env.placement.train_timer:
@@ -88,7 +93,7 @@ class NativeExecutor:
     def _validate(self, env: ParallelEnvState, chunks: Sequence[Rows]) -> None:
         totals = np.zeros((len(env.plan.coalitions), 2))
         seat, alphas = seat_of(env), _alphas(env.model)
-        program = self._program(env, seat, env.plan.coalitions)
+        program = self._program(env, seat, _topology(env), env.plan.coalitions)
         for rows in chunks:
             self._workspace.validate(program, seat, rows, scalars=alphas, totals=totals)
             env.val_rows += int(rows.counts.sum())
@@ -103,11 +108,13 @@ class NativeExecutor:
         Raises:
             Unsupported: There is no such program.
         """
-        seat = seat_of(env)
-        return self._program(env, seat, None), self._program(env, seat, env.plan.coalitions)
+        seat, topology = seat_of(env), _topology(env)
+        return self._program(env, seat, topology, None), self._program(env, seat, topology, env.plan.coalitions)
 
-    def _program(self, env: ParallelEnvState, seat: Seat, coalitions: tuple[frozenset[str], ...] | None) -> Program:
-        key = (_topology(env), coalitions, seat.shape)
+    def _program(
+        self, env: ParallelEnvState, seat: Seat, topology: Hashable, coalitions: tuple[frozenset[str], ...] | None
+    ) -> Program:
+        key = (topology, coalitions, seat.shape)
         if key not in self._programs:
             try:
                 self._programs[key] = _trace_model(env.model, seat, env.recipe.sample, coalitions)
@@ -232,11 +239,11 @@ class _Epoch:
         self._learning = Learning(
             rates=np.array([optimizer.rates(name) for name in seat.names]), clip_norm=optimizer.clip_norm
         )
-        seat.seen[:] = 0
+        seat.state.seen[:] = 0
 
     def train(self, workspace: Workspace, rows: Rows) -> None:
         """Some batches of the epoch."""
-        books = np.zeros((len(rows), len(self._slots), 2), np.float32)
+        books = np.zeros((len(rows.inputs), len(self._slots), 2), np.float32)
         lifecycle = self.env.recipe.task.lifecycle
         workspace.train(
             self._program,
@@ -248,7 +255,7 @@ class _Epoch:
             learning=self._learning,
         )
         self._books.append(books)
-        self._num_batches += len(rows)
+        self._num_batches += len(rows.inputs)
         self.env.train_rows += int(rows.counts.sum())
         if self.env.gradient_detail:
             _show_gradients(self._seat, workspace)
@@ -260,10 +267,10 @@ class _Epoch:
         env.train_correct.add_(self._totals[0, 1])
         seat.publish()
         for index, name in enumerate(seat.names):
-            num_seen, num_skipped = seat.seen[index].tolist()
+            num_seen, num_skipped = seat.state.seen[index].tolist()
             if num_seen:
-                first, last = seat.groups[index]
-                env.optimizer.note_epoch(name, torch.from_numpy(seat.norms[first:last].copy()), num_skipped)
+                first, last = seat.state.groups[index]
+                env.optimizer.note_epoch(name, torch.from_numpy(seat.state.norms[first:last].copy()), num_skipped)
         books = torch.from_numpy(np.concatenate(self._books))
         for index, slot in enumerate(self._slots):
             assert slot.meter is not None

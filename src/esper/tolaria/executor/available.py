@@ -46,7 +46,7 @@ def warm_up(say: Callable[[str], None] = lambda text: None) -> None:
     notice.daemon = True
     notice.start()
     try:
-        from esper.tolaria.executor.kernels import make_ready
+        from esper.tolaria.executor.kernels.run import make_ready
 
         make_ready()
     finally:

@@ -51,6 +51,7 @@ loss        softmax cross-entropy of logits x, summed and counted in row MODE of
 attach      backward only: hands the gradient of features x to the output z of the training seed with meter MODE
 """
 
+ADAMW, SGD = range(2)
 RELU, GELU, TANH, SIGMOID, SILU = range(5)
 SAME, PER_CHANNEL, PER_ROW = range(3)
 

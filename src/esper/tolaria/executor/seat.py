@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from esper.leyline import OptimSpec
 from esper.tolaria.executor import ops as o
+from esper.tolaria.executor.arrays import Optimizer
 from esper.tolaria.executor.trace import Memory, Unsupported
 from esper.tolaria.optim import BETAS, EPS, GrowingOptimizer
 
-ADAMW, SGD = range(2)
 Norm = nn.modules.batchnorm._BatchNorm
 
 
@@ -46,27 +46,28 @@ class Seat:
         self._optimizer = optimizer
         self._params = [param for group in groups.values() for param in group.values()]
         self._norms = list(norms)
-        self.optimizer_kind, self.hyper, self._moment_names = _read_spec(optimizer.spec)
+        kind, hyper, self._moment_names = _read_spec(optimizer.spec)
         _check_tensors(self._params, self._norms)
         ends = np.cumsum([0, *(_room(param.numel()) for param in self._params)])
-        self.tensors = np.stack([ends[:-1], ends[1:]], 1).astype(np.int64)
-        """(start, stop) of each parameter; gaps behind them hold zeros."""
         self.shape = (*ends[1:].tolist(), sum(norm.num_features for norm in self._norms))
         """Equal for networks whose tensors lie in the same places."""
         counts = np.cumsum([0, *(len(group) for group in groups.values())])
-        self.groups = np.stack([counts[:-1], counts[1:]], 1).astype(np.int64)
-        """(first, last + 1) parameter of each group."""
         self._flat = torch.zeros(int(ends[-1]))
         self._moments = [torch.zeros(int(ends[-1])) for _ in self._moment_names or ("unused",)]
         self._steps = torch.zeros(len(self._params))
         self._stats = torch.zeros(max(16, sum(2 * norm.num_features for norm in self._norms)))
-        self.params, self.stats, self.steps = self._flat.numpy(), self._stats.numpy(), self._steps.numpy()
-        self.first_moments = self._moments[0].numpy()
-        self.second_moments = self._moments[-1].numpy()
-        self.norms = np.zeros(len(self._params), np.float32)
-        """Gradient norm of each parameter in the last batch that had one."""
-        self.seen = np.zeros((len(groups), 2), np.int64)
-        """(batches with gradient, batches left out) of each group since somebody cleared it."""
+        self.params, self.stats = self._flat.numpy(), self._stats.numpy()
+        self.state = Optimizer(
+            kind=kind,
+            hyper=hyper,
+            first=self._moments[0].numpy(),
+            second=self._moments[-1].numpy(),
+            steps=self._steps.numpy(),
+            tensors=_spans(ends),  # gaps behind tensors hold zeros
+            groups=_spans(counts),
+            norms=np.zeros(len(self._params), np.float32),
+            seen=np.zeros((len(groups), 2), np.int64),
+        )
         self._move_in()
 
     def _move_in(self) -> None:
@@ -74,7 +75,7 @@ class Seat:
         self._views: list[tuple[nn.Parameter, dict[str, Tensor]]] = []
         with torch.no_grad():
             for index, param in enumerate(self._params):
-                start = int(self.tensors[index, 0])
+                start = int(self.state.tensors[index, 0])
                 entries = self._entries(index, param)
                 if entries.keys() <= state.get(param, {}).keys():
                     for name, view in entries.items():
@@ -96,12 +97,12 @@ class Seat:
 
     def _entries(self, index: int, param: nn.Parameter) -> dict[str, Tensor]:
         """The optimizer's state of a parameter as views."""
-        start = int(self.tensors[index, 0])
+        start = int(self.state.tensors[index, 0])
         entries = {
             name: flat[start : start + param.numel()].view(param.shape)
             for name, flat in zip(self._moment_names, self._moments, strict=False)
         }
-        return {"step": self._steps[index], **entries} if self.optimizer_kind == ADAMW else entries
+        return {"step": self._steps[index], **entries} if self.state.kind == o.ADAMW else entries
 
     def _buffers(self) -> list[Tensor]:
         norms = [getattr(norm, name) for norm in self._norms for name in ("running_mean", "running_var")]
@@ -117,7 +118,7 @@ class Seat:
         for index, (param, entries) in enumerate(self._views):
             known = state.get(param)
             if known is None:
-                if entries and self.steps[index] != 0:
+                if entries and self.state.steps[index] != 0:
                     return False
             elif known is not entries:
                 return False
@@ -131,7 +132,7 @@ class Seat:
         """Shows the optimizer the state of parameters that were updated here for the first time."""
         state = self._optimizer.state
         for index, (param, entries) in enumerate(self._views):
-            if entries and self.steps[index] > 0 and param not in state:
+            if entries and self.state.steps[index] > 0 and param not in state:
                 state[param] = entries
 
     def count_batches(self, num_batches: int) -> None:
@@ -142,10 +143,15 @@ class Seat:
 
     def show_gradients(self, flat: Tensor) -> None:
         """Gives the parameters their part of gradients laid out as they are; a group without any gets none."""
-        for group, (first, last) in enumerate(self.groups.tolist()):
-            for param, start in zip(self._params[first:last], self.tensors[first:last, 0].tolist(), strict=True):
+        for group, (first, last) in enumerate(self.state.groups.tolist()):
+            for param, start in zip(self._params[first:last], self.state.tensors[first:last, 0].tolist(), strict=True):
                 grad = flat[start : start + param.numel()].view(param.shape)
-                param.grad = grad if self.seen[group, 0] else None
+                param.grad = grad if self.state.seen[group, 0] else None
+
+
+def _spans(ends: np.ndarray) -> np.ndarray:
+    """(start, stop) between each end and the next."""
+    return np.stack([ends[:-1], ends[1:]], 1).astype(np.int64)
 
 
 def _room(size: int) -> int:
@@ -155,9 +161,9 @@ def _room(size: int) -> int:
 def _read_spec(spec: OptimSpec) -> tuple[int, np.ndarray, tuple[str, ...]]:
     """(kind, numbers of its formula, names of its moments)."""
     if spec.kind == "adamw":
-        return ADAMW, np.array([*BETAS, EPS]), ("exp_avg", "exp_avg_sq")
+        return o.ADAMW, np.array([*BETAS, EPS]), ("exp_avg", "exp_avg_sq")
     assert spec.kind == "sgd", spec.kind
-    return SGD, np.array([spec.momentum, 0.0, 0.0]), ("momentum_buffer",) if spec.momentum else ()
+    return o.SGD, np.array([spec.momentum, 0.0, 0.0]), ("momentum_buffer",) if spec.momentum else ()
 
 
 def _check_tensors(params: Sequence[nn.Parameter], norms: Sequence[Norm]) -> None:

@@ -212,24 +212,59 @@ def outer_n(typing, sums, g, g_index, g_step, x, x_index, x_step, xs):
     return sums(sums, g, index, index, x, index, index, xs), generate
 
 
+def _pick(builder, vector, lanes, other=None):
+    """The lanes with these numbers; those of a second vector go on counting."""
+    other = ir.Constant(vector.type, ir.Undefined) if other is None else other
+    numbers = ir.Constant(ir.VectorType(INT, len(lanes)), [ir.Constant(INT, k) for k in lanes])
+    return builder.shuffle_vector(vector, other, numbers)
+
+
+def _totals(builder, vectors):
+    """The sum of all lanes of each vector, in one vector. Lanes halve: the same order on every machine.
+
+    Two vectors share each addition, as long as there are two. Their number is a power of two.
+    """
+    part = vectors[0].type.count
+    while part > 1:
+        pairs = list(zip(vectors[::2], vectors[1::2], strict=True)) if len(vectors) > 1 else [(vectors[0], None)]
+        starts = range(0, vectors[0].type.count * min(2, len(vectors)), part)
+        part //= 2
+        low, high = ([start + k for start in starts for k in range(at, at + part)] for at in (0, part))
+        vectors = [builder.fadd(_pick(builder, a, low, b), _pick(builder, a, high, b)) for a, b in pairs]
+    return vectors[0]
+
+
 @intrinsic
 def total(typing, vector):
-    """The sum of all lanes, halving: the same order on every machine."""
+    """The sum of all lanes."""
 
     def generate(context, builder, sig, args):
-        value, lanes = args[0], sig.args[0].lanes
-        while lanes > 1:
-            lanes //= 2
-            halves = [
-                ir.Constant(ir.VectorType(INT, lanes), [ir.Constant(INT, k + start) for k in range(lanes)])
-                for start in (0, lanes)
-            ]
-            nothing = ir.Constant(value.type, ir.Undefined)
-            low, high = (builder.shuffle_vector(value, nothing, half) for half in halves)
-            value = builder.fadd(low, high)
-        return builder.extract_element(value, ir.Constant(INT, 0))
+        return builder.extract_element(_totals(builder, args), ir.Constant(INT, 0))
 
     return types.float32(vector), generate
+
+
+@intrinsic
+def store_totals(typing, array, index, step, sums, xs):
+    """array[index + j * step + t] = total(sums[t, j]), for sums of `outer_n`."""
+
+    def generate(context, builder, sig, args):
+        taps = sig.args[4].count
+        count = sig.args[3].count // taps
+        rows = [[builder.extract_value(args[3], t * count + j) for t in range(taps)] for j in range(count)]
+        at_once = 16 // taps
+        for first in range(0, count, at_once):
+            some = [vector for row in rows[first : first + at_once] for vector in row]
+            padding = (1 << (len(some) - 1).bit_length()) - len(some)
+            found = _totals(builder, some + some[:1] * padding)
+            for k in range(len(some) // taps):
+                row = _pick(builder, found, range(k * taps, (k + 1) * taps))
+                at = _offset(builder, args[1], args[2], first + k)
+                pointer = _address(context, builder, sig.args[0], args[0], at)
+                builder.store(row, builder.bitcast(pointer, row.type.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.intp, sums, xs), generate
 
 
 @intrinsic

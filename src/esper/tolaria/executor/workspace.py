@@ -9,23 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline import record
 from esper.tolaria.executor import ops as o
+from esper.tolaria.executor.arrays import NO_LEARNING, Learning, Memory, Meters, Rows
 from esper.tolaria.executor.program import Program, loss_floats
 from esper.tolaria.executor.seat import Seat
-
-
-@record
-class Rows:
-    """Batches as compiled code reads them: [batch, value, row], rows padded with zeros."""
-
-    inputs: NDArray[np.float32]
-    targets: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    """Rows of each batch that are no padding."""
-
-    def __len__(self) -> int:
-        return len(self.inputs)
 
 
 def pack(batches: Sequence[tuple[Tensor, Tensor]], classes: int) -> Rows:
@@ -49,34 +36,11 @@ def pack(batches: Sequence[tuple[Tensor, Tensor]], classes: int) -> Rows:
     return found
 
 
-@record
-class Learning:
-    """How a network is updated; one entry of `rates` per group of its seat."""
-
-    rates: NDArray[np.float64]
-    """(learning rate, weight decay)."""
-    clip_norm: float
-
-
-@record
-class Meters:
-    """Training seeds of one network."""
-
-    eta: NDArray[np.float32]
-    """Step size of each; below zero before its first batch, NaN while there was no gradient to get one from. Moves."""
-    group: NDArray[np.int64]
-    """By group of the seat: its meter, or -1."""
-    rho: float
-    decay: float
-    books: NDArray[np.float32]
-    """[batch, meter, (objective, residual ratio)]; as it was where the seed only listened. Filled."""
-
-
 class Workspace:
     """Scratch that all networks of a worker use in turns. It grows and never shrinks."""
 
     def __init__(self) -> None:
-        from esper.tolaria.executor.kernels import make_ready, run
+        from esper.tolaria.executor.kernels.run import make_ready, run
 
         make_ready()
         self._compiled = run
@@ -102,7 +66,7 @@ class Workspace:
         scalars: NDArray[np.float32],
         totals: NDArray[np.float64],
         meters: Meters,
-        learning: Learning | None,
+        learning: Learning = NO_LEARNING,
     ) -> None:
         """Trains on all batches, in order. Without `learning` only gradients are computed; statistics move."""
         assert program.training
@@ -113,7 +77,7 @@ class Workspace:
     ) -> None:
         """Adds losses and hits of all rows to the totals."""
         assert not program.training
-        self._run(program, seat, rows, scalars, totals, NO_METERS, None)
+        self._run(program, seat, rows, scalars, totals, NO_METERS, NO_LEARNING)
 
     def _run(
         self,
@@ -123,54 +87,31 @@ class Workspace:
         scalars: NDArray[np.float32],
         totals: NDArray[np.float64],
         meters: Meters,
-        learning: Learning | None,
+        learning: Learning,
     ) -> None:
         _check_call(program, seat, rows, scalars, totals, meters, learning)
         padded = rows.inputs.shape[2]
         values = program.values * padded
-        frame = max(program.frame_values * padded, loss_floats(program.op_list[:, o.OUT].max()))
         gradients = self.gradients(seat) if program.training else self.room("nothing", 16)
         gradients[: seat.params.size] = 0.0
+        memory = Memory(
+            A=self.room("activations", values),
+            G=self.room("activation gradients", values if program.training else 16),
+            p=seat.params,
+            dp=gradients,
+            stats=seat.stats,
+            saved=self.room("saved", program.saved),
+            frame=self.room("frame", max(program.frame_values * padded, loss_floats(program.op_list[:, o.OUT].max()))),
+            scalars=scalars,
+        )
         self._compiled(
-            program.training,
-            learning is not None,
-            program.op_list,
-            program.consts,
-            scalars,
-            rows.inputs,
-            rows.targets,
-            rows.counts,
-            totals,
-            self.room("activations", values),
-            self.room("activation gradients", values if program.training else 16),
-            self.room("saved", program.saved),
-            self.room("frame", frame),
-            seat.params,
-            seat.stats,
-            gradients,
-            seat.first_moments,
-            seat.second_moments,
-            seat.steps,
-            seat.tensors,
-            seat.groups,
-            NO_RATES if learning is None else learning.rates,
-            seat.norms,
-            seat.seen,
-            np.float32(0.0 if learning is None else learning.clip_norm),
-            seat.optimizer_kind,
-            seat.hyper,
-            meters.eta,
-            meters.group,
-            np.float32(meters.rho),
-            np.float32(meters.decay),
-            meters.books,
+            program.training, program.op_list, program.consts, rows, totals, memory, seat.state, learning, meters
         )
 
 
-NO_RATES = np.zeros((0, 2))
 NO_METERS = Meters(
     eta=np.zeros(0, np.float32),
-    group=np.full(64, -1, np.int64),
+    group=np.zeros(0, np.int64),
     rho=0.0,
     decay=0.0,
     books=np.zeros((0, 0, 2), np.float32),
@@ -184,7 +125,7 @@ def _check_call(
     scalars: NDArray[np.float32],
     totals: NDArray[np.float64],
     meters: Meters,
-    learning: Learning | None,
+    learning: Learning,
 ) -> None:
     """The sizes that the program was checked against are the sizes that are there."""
     batches, values, padded = rows.inputs.shape
@@ -199,11 +140,11 @@ def _check_call(
         "meters": (meters.eta.shape, (program.meters,)),
     }
     if program.training:
-        wanted["groups with meters"] = (meters.group.shape, (len(seat.groups),))
+        wanted["groups with meters"] = (meters.group.shape, (len(seat.state.groups),))
         if program.meters:
             wanted["books"] = (meters.books.shape, (batches, program.meters, 2))
-    if learning is not None:
-        wanted["rates"] = (learning.rates.shape, (len(seat.groups), 2))
+    if len(learning.rates):
+        wanted["rates"] = (learning.rates.shape, (len(seat.state.groups), 2))
     for what, (got, expected) in wanted.items():
         if got != expected:
             raise ValueError(f"{what}: the program needs {expected}, got {got}")
