@@ -59,9 +59,7 @@ def bench_rounds_command(
     config = replace(config, rounds=rounds + 1, worker_kind="inline", calibration_runs=0, console="off")
     runs: list[dict[str, Any]] = []
     for seed in range(seeds):
-        runs.append(
-            measure_rounds(replace(config, seed=seed), lambda text, seed=seed: console.print(f"seed {seed} {text}"))
-        )
+        runs.append(measure_rounds(replace(config, seed=seed), console.print))
         figures = summarise(config, runs)
         if out is not None:
             write_figures(out, figures)
@@ -106,7 +104,7 @@ def measure_rounds(config: TrainingConfig, say: Callable[[str], None] = lambda t
                 seconds[name].append(time.process_time() - started)
                 reached = trainer.history[-1].committed_accuracy_pct
                 cost = f"{seconds[name][-1]:.1f} CPU s, committed {reached:.1f} %"
-                say(f"round {index + 1}/{config.rounds} {name}: {cost}")
+                say(f"seed {config.seed} round {index + 1}/{config.rounds} {name}: {cost}")
         curves = {name: [row.committed_accuracy_pct for row in trainer.history] for name, trainer in trainers.items()}
     return {"seconds": {name: values[1:] for name, values in seconds.items()}, "accuracy_pct": curves}
 
