@@ -29,10 +29,12 @@ def test_a_mixed_cluster_is_told_and_marks_the_run_for_good(
 ) -> None:
     start = start_new(replace(TINY, rounds=1, checkpoint_s=0.0, console="off"), tmp_path, "run")
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "machine_facts", lambda: machine_facts() | {"cpu_capability": "ABACUS"})
+        there = {key: value for key, value in machine_facts().items() if key != "esper"}
+        patch.setattr(worker, "machine_facts", lambda: there | {"cpu_capability": "ABACUS"})
         assert not trained(start)
-    here = machine_facts()["cpu_capability"]
-    assert f"machines of another kind (cpu_capability ABACUS, here {here})" in capsys.readouterr().err
+    here = machine_facts()
+    odd = f"esper unknown, here {here['esper']}; cpu_capability ABACUS, here {here['cpu_capability']}"
+    assert f"machines of another kind ({odd})" in capsys.readouterr().err
     assert not trained(start_again(start.path, {"rounds": 2})), "what was learned there is still in the weights"
     assert capsys.readouterr().err == ""
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -27,7 +28,7 @@ from esper.tolaria.kinds import (
     worker_kind_names,
 )
 from esper.tolaria.pool import EnginePool
-from esper.tolaria.worker import BuildWorker
+from esper.tolaria.worker import BuildWorker, Hello
 from tests.fakes import world
 from tests.simic.training.runs import TINY
 
@@ -67,6 +68,27 @@ def test_a_registered_kind_runs_workers_with_its_options_and_is_closed() -> None
     assert OPENED == [(3, "moon"), (None, "closed")]
     with pytest.raises(ValueError, match="already"):
         register_worker_kind(ELSEWHERE)
+
+
+class OnFirstCore(InlineHandle):
+    """A worker in a process of its own that may use one core only."""
+
+    def greet(self) -> Hello:
+        return replace(super().greet(), pid=self.worker_id, cores=(0,))
+
+
+@contextmanager
+def open_on_first_core(build: Any, spec: Any, workers: int | None) -> Iterator[list[Handle]]:
+    yield [OnFirstCore(worker_id, build, spec) for worker_id in range(workers or 1)]
+
+
+@pytest.mark.parametrize("one_machine", [True, False])
+def test_workers_that_share_a_core_are_told_where_they_share_a_machine(
+    one_machine: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register_worker_kind(WorkerKind(name="narrow", description="", open=open_on_first_core, shares_files=one_machine))
+    EnginePool(build_simulated_worker, world(), kind="narrow", workers=2).close()
+    assert ("2 workers share 1 cores" in capsys.readouterr().err) == one_machine
 
 
 def test_a_training_run_takes_any_registered_kind_and_learns_the_same() -> None:

@@ -184,6 +184,8 @@ def test_an_address_where_nothing_is_ends_with_a_message() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(PoolFailure, match=rf"no Ray cluster answers at 127.0.0.1:{port}. Start one with `ray start"):
         EnginePool(build_faulty, faulty_spec(), kind="ray", options={"address": f"127.0.0.1:{port}"})
+    with pytest.raises(PoolFailure, match=r"used at nowhere: Invalid address format: nowhere. Expected HOST:PORT of a"):
+        EnginePool(build_faulty, faulty_spec(), kind="ray", options={"address": "nowhere"})
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -43,9 +43,14 @@ def unseen_seeds(run_seed: int) -> tuple[EpisodeSeed, ...]:
     return episode_seeds(run_seed, TEST_EPISODE, NUM_TEST_ENVS)
 
 
-def open_worlds(worlds: Sequence[SimulationSpec], kind: str = "inline", workers: int | None = None) -> EnginePool:
+def open_worlds(
+    worlds: Sequence[SimulationSpec],
+    kind: str = "inline",
+    workers: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> EnginePool:
     """Workers for simulated worlds of different names. Results do not depend on their kind and number."""
-    return EnginePool(build_simulated_worker, tuple(worlds), kind=kind, workers=workers)
+    return EnginePool(build_simulated_worker, tuple(worlds), kind=kind, workers=workers, options=options)
 
 
 def play_episodes(
@@ -139,14 +144,15 @@ def run_sandbox(
     *,
     kind: str = "inline",
     workers: int | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> SandboxResult:
     """Trains an agent and compares it with the oracle and with random actions on the same unseen episodes.
 
-    `kind` and `workers` say where the worlds run.
+    `kind`, `workers` and `options` say where the worlds run.
     """
     seeds = unseen_seeds(run_seed)
     worlds = [sandbox.world] if sandbox.first_world is None else [sandbox.world, sandbox.first_world]
-    with open_worlds(worlds, kind, workers) as pool:
+    with open_worlds(worlds, kind, workers, options) as pool:
         optimum = sandbox.measure(oracle_play(sandbox, seeds, pool))
         random = sandbox.measure(random_play(sandbox, seeds, pool))
         start = time.process_time()

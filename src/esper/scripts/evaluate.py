@@ -12,14 +12,13 @@ from esper.evidence.arms import EvaluationRequest
 from esper.leyline import ExitCode
 from esper.leyline.files import sole_user
 from esper.scripts.terminal import plain_console, progress_bar
-from esper.tolaria.kinds import AUTO, WORKER_KINDS, Workers
+from esper.tolaria.kinds import AUTO, RAY_HELP, WORKER_KINDS, Workers
 
 if TYPE_CHECKING:
     from esper.evidence.publication import Published
     from esper.evidence.results import RunResult
 
 KIND_HELP = f"Where hosts are trained: {', '.join((AUTO, *(name for name in WORKER_KINDS if name != 'simulated')))}."
-RAY_HELP = "HOST:PORT of a Ray cluster's head, or auto for the one this machine is in; default: a cluster of its own."
 
 
 def evaluate_command(

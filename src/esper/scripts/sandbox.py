@@ -14,7 +14,7 @@ from rich.text import Text
 
 from esper.evidence.sandboxes import ABLATIONS, SANDBOXES, Sandbox, SandboxResult
 from esper.scripts.terminal import plain_console, progress_bar
-from esper.tolaria.kinds import WORKER_KINDS
+from esper.tolaria.kinds import RAY_HELP, WORKER_KINDS, Workers
 
 CPU_BAR_S = 60.0
 """What an agent may take on one core of its own. More is shown, for on a shared core the same work takes longer."""
@@ -39,6 +39,7 @@ def sandbox_command(
         str, tyro.conf.arg(help=f"Where the worlds run: {', '.join(WORKER_KINDS)}; the results are the same.")
     ] = "inline",
     workers: Annotated[int | None, tyro.conf.arg(help="How many; default: what the kind thinks best.")] = None,
+    ray_address: Annotated[str | None, tyro.conf.arg(help=RAY_HELP)] = None,
 ) -> None:
     """Train the agent in small simulated worlds whose best policy is known.
 
@@ -50,6 +51,7 @@ def sandbox_command(
 
     if seeds < 1:
         raise ValueError(f"--seeds must be at least 1, got {seeds}")
+    options = Workers(count=1 if workers is None else workers, kind=worker_kind, ray_address=ray_address).options
     chosen = [_ablated(sandbox, ablate) for sandbox in _choose(only)]
     console = plain_console()
     results: dict[str, list[SandboxResult]] = {sandbox.name: [] for sandbox in chosen}
@@ -58,7 +60,7 @@ def sandbox_command(
             bar = progress.add_task(sandbox.name, total=seeds * (sandbox.first_rounds + sandbox.rounds))
             for run_seed in range(seeds):
                 tick: Callable[[], None] = partial(progress.advance, bar)
-                result = run_sandbox(sandbox, run_seed, tick, kind=worker_kind, workers=workers)
+                result = run_sandbox(sandbox, run_seed, tick, kind=worker_kind, workers=workers, options=options)
                 results[sandbox.name].append(result)
                 # Also beside a bar: whoever stops the command keeps what is done.
                 console.print(_line(sandbox, result), highlight=False)

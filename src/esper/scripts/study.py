@@ -13,10 +13,10 @@ from rich.text import Text
 from esper.evidence.arms import FRONTIER, SEARCHES, TUNABLE, EvaluationRequest, get_arm
 from esper.evidence.studies import STUDIES, UNIVERSAL, Study, log_problem, policy_config, start_policy
 from esper.leyline import ExitCode
-from esper.scripts.evaluate import KIND_HELP, RAY_HELP, evaluate_command
+from esper.scripts.evaluate import KIND_HELP, evaluate_command
 from esper.scripts.terminal import plain_console
 from esper.scripts.train import run_and_show
-from esper.tolaria.kinds import AUTO, Workers
+from esper.tolaria.kinds import AUTO, RAY_HELP, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ WHOLE_LIST = HeldOutOptions()
 def study_command(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=f"One of {', '.join(STUDIES)}.")],
     out: Annotated[Path, tyro.conf.arg(help="Folder for runs and results.")] = Path("runs/studies"),
-    workers: Annotated[int | None, tyro.conf.arg(help="Workers; default: one per core.")] = None,
+    workers: Annotated[int | None, tyro.conf.arg(help="Workers; default: one per core of this machine.")] = None,
     worker_kind: Annotated[str, tyro.conf.arg(help=KIND_HELP)] = AUTO,
     ray_address: Annotated[str | None, tyro.conf.arg(help=RAY_HELP)] = None,
     backend: Annotated[str, tyro.conf.arg(help="What trains hosts: auto, native or torch.")] = "auto",

@@ -119,7 +119,10 @@ def open_reply(worker_id: int, request: Request, reply: Reply) -> Any:
 def check_hello(hello: Hello) -> Hello:
     """Refuses a worker that speaks another version."""
     if hello.protocol_version != PROTOCOL_VERSION:
-        raise WorkerError(f"a worker speaks protocol {hello.protocol_version}, this process {PROTOCOL_VERSION}")
+        raise WorkerError(
+            f"a worker speaks protocol {hello.protocol_version}, this process {PROTOCOL_VERSION}. Install the same "
+            "version of Esper wherever workers run"
+        )
     return hello
 
 

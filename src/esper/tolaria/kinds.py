@@ -23,6 +23,9 @@ AUTO = "auto"
 ENTRY_POINTS = "esper.worker_kinds"
 """Group of entry points under which another distribution offers kinds. Each names a `WorkerKind`."""
 
+RAY_HELP = "HOST:PORT of a Ray cluster's head, or auto for the one this machine is in; default: a cluster of its own."
+"""Of the flag --ray-address, wherever there is one."""
+
 
 @record
 class WorkerKind:

@@ -134,7 +134,8 @@ class EnginePool:
             self.close()
             raise
         cores, processes = set().union(*(hello.cores for hello in hellos)), {hello.pid for hello in hellos}
-        if cores and len(cores) < len(processes):
+        # Elsewhere nothing follows from equal numbers: the first core of every machine is 0.
+        if find_worker_kind(self.kind).shares_files and cores and len(cores) < len(processes):
             sys.stderr.write(f"esper: {len(processes)} workers share {len(cores)} cores; check the CPU affinity\n")
         for hello in hellos:
             self._compare_machine(hello)
@@ -154,8 +155,8 @@ class EnginePool:
     def _compare_machine(self, hello: Hello) -> None:
         """Warns, once, of each way in which a worker's machine computes otherwise than this one."""
         here = machine_facts()
-        differing = [key for key in here if hello.machine[key] != here[key]]
-        odd = "; ".join(f"{key} {hello.machine[key]}, here {here[key]}" for key in differing)
+        there = {key: hello.machine.get(key, "unknown") for key in here}  # another version may say less
+        odd = "; ".join(f"{key} {there[key]}, here {here[key]}" for key in here if there[key] != here[key])
         if odd and odd not in self._odd_machines:
             self._odd_machines.add(odd)
             sys.stderr.write(f"esper: workers run on machines of another kind ({odd}): other machines, other bits\n")

@@ -58,7 +58,6 @@ PRIVATE = {
     "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one into the home folder; one per process, Ray keeps it
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # else it listens on every address of the machine
     "RAY_worker_niceness": "0",  # else everybody else's work comes first
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "20",  # else its helpers outlive a killed command by a minute
 }
 """Settings of a cluster that is this machine alone."""
 
@@ -332,10 +331,11 @@ def _connect(ray: Any, address: str | None, cpus: int, folder: str | None) -> No
             **(own if address is None else {}),
         )
     except (ConnectionError, RuntimeError, OSError, ValueError) as error:
+        if address == "auto" and isinstance(error, ConnectionError):
+            raise PoolFailure(f"this machine is in no Ray cluster{_START_ONE}") from error
         place = "on this machine" if address is None else f"at {address}"
-        raise PoolFailure(
-            f"no Ray cluster could be used {place}: {error}{'' if address is None else _START_ONE}"
-        ) from error
+        remedy = "" if address is None else f". Expected HOST:PORT of a head{_START_ONE}"
+        raise PoolFailure(f"no Ray cluster could be used {place}: {str(error).strip('.')}{remedy}") from error
     # Ray prints pages of its own state when a machine dies. The pool says that in one line.
     ray._private.worker._worker_logs_enabled = False
 

@@ -23,8 +23,9 @@ AMP_CHOICES: tuple[str, ...] = ("off", "auto", "bf16", "fp16")
 
 
 def machine_facts() -> dict[str, str]:
-    """What the bits of host work depend on: the processor, and the builds of what computes on it."""
+    """What the bits of host work depend on: the processor, and the versions of what computes on it."""
     return {
+        "esper": version("esper-growth"),
         "torch": str(torch.__version__),
         "torch_build": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:12],
         "native": f"{NATIVE_VERSION}, numba {version('numba')}",

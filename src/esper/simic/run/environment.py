@@ -33,7 +33,7 @@ def identity() -> dict[str, str | int | bool]:
     """What the bits of this process depend on: versions, processor, threads."""
     machine = machine_facts()
     return {
-        "esper": esper.__version__,
+        "esper": machine["esper"],
         "torch": machine["torch"],
         "python": platform.python_version(),
         "platform": machine["platform"],

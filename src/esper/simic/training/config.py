@@ -32,7 +32,7 @@ from esper.simic.rewards.groups import RELATIVE_TO
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
 from esper.tolaria.executor.available import BACKENDS
-from esper.tolaria.kinds import AUTO, WORKER_KINDS, find_worker_kind, worker_kind_names
+from esper.tolaria.kinds import AUTO, RAY_HELP, WORKER_KINDS, find_worker_kind, worker_kind_names
 
 LEARNED = "ppo"
 NURSERY = "nursery"
@@ -98,14 +98,10 @@ class TrainingConfig(Hyperparameters):
     )
 
     workers: int | None = option(
-        "worker processes; default: one per core, at most one per env", None, ENVS, group="machine"
+        "workers; default: one per core (ray: per CPU of the cluster), at most one per env", None, ENVS, group="machine"
     )
     worker_kind: str = option(f"where hosts run: {', '.join((AUTO, *WORKER_KINDS))}", AUTO, group="machine")
-    ray_address: str | None = option(
-        "HOST:PORT of a Ray cluster's head, or auto for the one this machine is in; default: a cluster of its own",
-        None,
-        group="machine",
-    )
+    ray_address: str | None = option(RAY_HELP.removesuffix("."), None, group="machine")
     backend: str = option(
         "what trains hosts: native (compiled), torch, or auto: native where it can; runs of two backends never mix",
         "auto",
