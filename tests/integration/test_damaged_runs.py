@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from esper.leyline import CheckpointError, StorageError
 from esper.leyline.rundir import CHECKPOINTS_DIR, MANIFEST_FILE
+from esper.runtime import tasks
 from esper.scripts.cli import main
 from esper.simic.agent import ppo
 from esper.simic.client import SimicClient
@@ -21,6 +22,7 @@ from esper.simic.run.run_state import load_policy
 from esper.simic.run.session import start_again
 from tests.integration.kills import lines
 from tests.nissa.events import log_path
+from tests.runtime import sines
 
 SMOKE = ["--preset", "smoke", "--task", "digits_mlp", "--workers", "1", "--checkpoint-s", "0"]
 
@@ -278,6 +280,37 @@ def test_wrong_contents_give_way_to_the_older_checkpoint(run, file, value, path,
     change(newest(run), file, value, *path)
     assert start_again(run, {}).rounds_done == 1
     assert "ckpt-00000002 rejected: " in capsys.readouterr().err
+
+
+def test_code_that_a_checkpoint_names_is_not_run(run, tmp_path):
+    (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'done')!r}, 'w')\ndef make(): pass\n")
+    change(newest(run), "state.json", f"{tmp_path}/theirs.py:make", "config", "task")
+    assert start_again(run, {}).rounds_done == 1
+    assert load_policy(run).rounds == 1
+    assert not (tmp_path / "done").exists()
+
+
+def test_a_run_on_code_of_ones_own_goes_on_when_that_code_is_named(tmp_path, monkeypatch, capsys):
+    mine, run = f"{sines.__file__}:make_task", tmp_path / "a"
+    small = ["--envs", "2", "--minibatches", "2", "--worker-kind", "inline", "--calibration-runs", "0"]
+    main(["train", "ppo", "--task", mine, *small, "--rounds", "1", "--runs", str(tmp_path), "--run-id", "a"])
+    monkeypatch.setattr(tasks, "_ASKED_FOR", set())
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--resume", str(run), "--rounds", "2"])
+    assert caught.value.code == 4
+    assert f"If you trust that code, name it yourself: --task {mine}" in capsys.readouterr().err
+    main(["train", "--resume", str(run), "--rounds", "2", "--task", mine])
+    assert load_policy(run).rounds == 2
+
+
+def test_a_run_folder_does_not_choose_the_machines_that_go_on_with_it(run):
+    for checkpoint in (run / CHECKPOINTS_DIR).iterdir():
+        change(checkpoint, "state.json", "ray", "config", "worker_kind")
+        change(checkpoint, "state.json", "evil.example:6379", "config", "ray_address")
+    with pytest.raises(ValueError, match=r"Name it again, --ray-address evil\.example:6379, or other workers"):
+        start_again(run, {})
+    assert start_again(run, {"ray_address": "10.0.0.1:6379"}).config.ray_address == "10.0.0.1:6379"
+    assert start_again(run, {"worker_kind": "inline"}).config.ray_address is None
 
 
 def test_a_configuration_that_lacks_a_field_is_not_completed_with_a_default(run, capsys):

@@ -118,6 +118,11 @@ def test_a_log_that_does_not_reach_its_checkpoints_is_not_sound(
     assert "but the log of attempt 1 is missing or empty" in told
     assert "ckpt-00000001" not in told
     assert "ckpt-00000002" not in told
+    for path in (run / "events").iterdir():
+        path.unlink()
+    write_attempt(run)
+    assert verify(str(run)) == 1
+    assert "but all checkpoints are of a" in capsys.readouterr().out
 
 
 def test_a_status_that_cannot_be_read_is_named_and_no_fault_of_the_record(

@@ -38,7 +38,7 @@ from esper.evidence.static_networks import can_widen
 from esper.evidence.tuning import read_tuned
 from esper.leyline.rng import FIRST_EVALUATION_SEED
 from esper.runtime.data.splits import Dataset
-from esper.runtime.tasks import TaskSpec, count_host_params, load_task_data
+from esper.runtime.tasks import TaskSpec, count_host_params, get_task_spec, load_task_data
 from esper.simic.run.run_state import LoadedPolicy, load_policy
 from esper.simic.training.backend import choose_backend
 from esper.tolaria.executor.available import backend_version
@@ -51,6 +51,7 @@ def prepare(request: EvaluationRequest) -> Evaluation:
         ValueError: The request makes no sense, or the folder holds results of another one.
     """
     names, places = names_and_places(request.arms, request.policy)
+    get_task_spec(request.task)  # one of the user's own is named here, and not by a policy that was trained on it
     policies = load_policies(places)
     task, notes = _task(request, policies)
     data = load_task_data(task, request.data_dir)

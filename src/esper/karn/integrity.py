@@ -211,6 +211,9 @@ def _against_checkpoints(
     saved: Sequence[tuple[str, _Facts]], run: str | None, ends: Mapping[int, int]
 ) -> Iterator[str]:
     """A log was durable before the checkpoint that counts its events: what it lacks now was taken from it."""
+    owners = {facts.run_id for _, facts in saved}
+    if run is not None and owners and run not in owners:
+        yield f"the log is of run {run}, but all checkpoints are of {', '.join(sorted(owners))}"
     for name, facts in saved:
         end = ends.get(facts.attempt, 0)
         if run in (None, facts.run_id) and facts.next_seq > end:

@@ -276,9 +276,18 @@ TASKS: dict[str, TaskSpec] = {
 }
 
 
-def get_task_spec(name: str) -> TaskSpec:
+_ASKED_FOR: set[str] = set()
+"""Functions that this process was told to call for their task, by anything but a file it has read."""
+
+
+def get_task_spec(name: str, *, by_a_file: bool = False) -> TaskSpec:
     """Looks a task up by name, in any case: a row of the table, a draw of the nursery such as "nursery:7", or what a
     function of the user's returns, such as "file.py:make_task".
+
+    Args:
+        name: The task.
+        by_a_file: True if a file gave the name, such as a checkpoint, which anybody may have written. A function is
+            then called only if it was asked for in this process before.
 
     Raises:
         ValueError: No task has that name; the message lists the known ones.
@@ -294,6 +303,12 @@ def get_task_spec(name: str) -> TaskSpec:
     if number.isdecimal() and place in (NURSERY, HELD_OUT):
         return nursery_task(int(number)) if place == NURSERY else heldout_task(int(number))
     if number.isidentifier() and place not in (NURSERY, HELD_OUT):
+        if by_a_file and name not in _ASKED_FOR:
+            raise ValueError(
+                f"its task is what the code of {name} returns, which is not run because a file says so. If you trust "
+                f"that code, name it yourself: --task {name}, or get_task_spec({name!r}) before this"
+            )
+        _ASKED_FOR.add(name)
         return _own_task(name)
     raise ValueError(
         f"unknown task {name!r}. Known: {', '.join(TASKS)}, draws such as nursery:0 or heldout:0 "

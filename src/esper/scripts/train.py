@@ -168,16 +168,19 @@ def _screen(progress: RunProgress, start: RunStart, label: str, opening: Iterabl
 
 
 def _last_words(start: RunStart, end: SessionEnd) -> str:
-    path, done = start.path, len(end.history)
+    path, done, config = start.path, len(end.history), start.config
+    # What runs code, here or on other machines, a run folder cannot ask for by itself.
+    named = {"--task": config.task if ":" in config.task else None, "--ray-address": config.ray_address}
+    resume = f"esper train --resume {path}" + "".join(f" {flag} {given}" for flag, given in named.items() if given)
     if end.saved_index is None:
         what = "No round is saved" if done else "Stopped before the first round"
         return f"{what}; there is nothing to go on from in {path}"
     if end.saved_index < done:
         what = f"Rounds after the first {end.saved_index} are not" if end.saved_index else "No round is"
-        return f"{what} saved. Mend what kept them from it, then repeat them with: esper train --resume {path}"
-    if done < start.config.rounds:
+        return f"{what} saved. Mend what kept them from it, then repeat them with: {resume}"
+    if done < config.rounds:
         when = "" if done else " before the first round"
-        return f"Stopped{when}. Go on with: esper train --resume {path}"
+        return f"Stopped{when}. Go on with: {resume}"
     kept = "All but a part of the event log" if end.exit_code is ExitCode.LOG_INCOMPLETE else "Everything"
     return f"Done. {kept} is in {path}"
 

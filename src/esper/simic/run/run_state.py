@@ -160,7 +160,7 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
 def _check_together(state: RunState) -> None:
     """Refuses parts that are not of one run, which would show only rounds later."""
     config, rounds = state.config, state.counters["next_round"]
-    task = get_task_spec(config.task)
+    task = get_task_spec(config.task, by_a_file=True)
     if len(state.history) != rounds or rounds > config.rounds:
         raise ValueError(f"{rounds} of {config.rounds} rounds done, but {len(state.history)} summaries")
     ops = LifecycleOp.__members__.keys()

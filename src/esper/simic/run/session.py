@@ -26,6 +26,7 @@ from esper.leyline import (
 from esper.leyline.files import free_bytes, write_new
 from esper.leyline.rundir import CONFIG_FILE
 from esper.nissa import Hub, complain
+from esper.runtime.tasks import get_task_spec
 from esper.simic.run.checkpoint import LoadedCheckpoint, Rejection, checkpoint_folders, newest_valid
 from esper.simic.run.checkpoint_schedule import FLUSH_TIMEOUT_S, CheckpointWriter
 from esper.simic.run.environment import identity, identity_differences
@@ -109,6 +110,8 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
         CheckpointError: No checkpoint is valid.
     """
     run = open_run(path)
+    if "task" in changes:
+        get_task_spec(changes["task"])  # code of the user's own is run because it was named here, not in the folder
     checkpoint, saved, rejected = newest_valid(run, partial(read_own, run.run_id))
     for one in rejected:
         complain(f"{one.name} rejected: {one.reason}. Using {checkpoint.path.name}")
@@ -121,6 +124,11 @@ def start_again(path: Path, changes: Mapping[str, Any]) -> RunStart:
         free = ", ".join(f"--{name.replace('_', '-')}" for name in FREE_ON_RESUME)
         raise ValueError(
             f"cannot change on resume: {'; '.join(changed)}. Only {free} may differ; start a new run for the rest"
+        )
+    if config.ray_address not in (None, "auto") and "ray_address" not in changes:
+        raise ValueError(
+            f"{run.run_id} was trained by the Ray cluster at {config.ray_address}, but a run folder does not say whose "
+            f"machines to trust. Name it again, --ray-address {config.ray_address}, or other workers, --worker-kind"
         )
     trained_by = checkpoint.facts.identity.get("native")
     if config.backend == "native" and trained_by != VERSION:
