@@ -221,21 +221,28 @@ def test_weights_of_any_kind_grow_a_fresh_model_again(suffix: str, grown: Any, d
         assert torch.equal(load_grown(net(seed=3), file).eval()(x), result.model.eval()(x))
 
 
+WRONG_FACTS = [torch.tensor(list(text), dtype=torch.uint8) for text in (b"{}", b"[1]", b'{"site": 3}', b"[" * 9_000)]
+
+
 def test_weights_that_do_not_fit_are_refused_and_change_nothing(grown: Any, tmp_path: Path) -> None:
     result, _ = grown
     state = result.model.state_dict()
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     (tmp_path / "broken.pt").write_bytes(b"nothing")
     key = next(key for key in state if key.endswith("gamma"))
+    facts = next(key for key in state if key.endswith("facts"))
+    os.mkfifo(tmp_path / "model.safetensors")
     cases: list[tuple[nn.Module, Any, str]] = [
         (nn.Sequential(nn.Linear(4, 4)), state, "has grown after '1', which Sequential does not have"),
         (make_net(2.0), state, "do not fit Sequential"),
         (net(), {k: v for k, v in state.items() if k != "0.weight"}, "missing"),
         (net(), {**state, "more": torch.zeros(1)}, "unknown"),
         (net(), {k: v for k, v in state.items() if k != key}, "gamma"),
+        *((net(), {**state, facts: wrong}, "not described as it should be|its facts are") for wrong in WRONG_FACTS),
         (result.model, state, "has grown already"),
         (net(), tmp_path / "broken.safetensors", "damaged or not a safetensors file"),
         (net(), tmp_path / "broken.pt", "no weights that can be read safely"),
+        (net(), tmp_path, "model.safetensors is not a file"),
     ]
     for model, weights, message in cases:
         before = fingerprint(model)

@@ -315,8 +315,12 @@ def test_a_damaged_or_foreign_folder_does_not_hide_the_others(tmp_path: Path) ->
     found = Catalogue(tmp_path).look()
     states = {run.id: run.state for run in found.runs}
     assert states == {"good": "completed", "empty": "empty", "noise": "unreadable", "linked": "unreadable"}
-    assert found.evaluations[0].outcome is not None
-    assert found.evaluations[0].outcome.startswith("cannot be read")
+    facts = b'{"task": "a", "subject": "b", "arms": {}, "num_seeds": '
+    for text in (b"[1, 2", facts + b"[" * 100_000, facts + b'1, "x": ' + b"[" * 100_000, facts + b"%d}" % 10**30):
+        (tmp_path / "evaluation" / "summary.json").write_bytes(text)
+        (evaluation,) = Catalogue(tmp_path).look().evaluations
+        assert evaluation.outcome is not None
+        assert evaluation.outcome.startswith("cannot be read")
 
 
 def test_one_run_can_be_served_alone(tmp_path: Path) -> None:

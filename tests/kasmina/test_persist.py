@@ -320,6 +320,9 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "host kind": (lambda f, t: f["host"].update(kind="rnn"), "unknown host kind 'rnn'"),
     "host size": (lambda f, t: f["host"]["kwargs"].update(hidden=[8, 9]), "host.segments"),
     "host argument": (lambda f, t: f["host"]["kwargs"].update(depth=3), "depth"),
+    "host text": (lambda f, t: f.update(host="mlp"), "m.safetensors: "),
+    "slots of another kind": (lambda f, t: f.update(slots=[1]), "m.safetensors: "),
+    "slot of another kind": (lambda f, t: f["slots"].update(r0c1=3), "m.safetensors: "),
     "no format": (lambda f, t: f.pop("format"), "format None"),
     "format": (lambda f, t: f.update(format=99), "format 99, this version of Esper reads format 1"),
     "limit": (lambda f, t: f["lifecycle"].update(rho=-1.0), "rho must be"),
@@ -345,6 +348,18 @@ def test_a_file_that_does_not_fit_names_the_first_offender(name: str, saved: byt
     load_model(path)
     rewrite(saved, path, change)
     refuse(path, message)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[1]", "null", "{", '{"$float": [1]}', '{"a": {"$float": "much"}}'])
+def test_facts_that_nobody_wrote_are_refused(text: str, tmp_path: Path) -> None:
+    path, tensors = tmp_path / "m.safetensors", {"a": torch.zeros(1)}
+    path.write_bytes(to_safetensors(tensors, {"esper": text, "sha256": _digest(text, tensors)}))
+    refuse(path, "its facts are")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.safetensors")
+    refuse(tmp_path / "m.safetensors", "is not a file")
 
 
 # ---- writing

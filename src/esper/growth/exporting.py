@@ -163,11 +163,15 @@ def load_grown(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> 
             attached.append(_regrow(model, name, found[key], found))
         _check_weights(model, found)
         model.load_state_dict(found, strict=False)
-    except BaseException:
+    except BaseException as error:
         for module, handle in attached:
             handle.remove()
             module._modules.pop(SLOT, None)
-        raise
+        if isinstance(error, ModelFileError) or not isinstance(error, Exception):
+            raise
+        raise ModelFileError(
+            f"what has grown is not described as it should be ({type(error).__name__}: {error})"
+        ) from error
     return model
 
 
@@ -223,6 +227,8 @@ def _regrow(
 def _read(path: Path) -> dict[str, Tensor]:
     if path.is_dir():
         path = path / "model.safetensors"
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device has no end
+        raise ModelFileError(f"{path.name} is not a file")
     content = path.read_bytes()
     if path.suffix == ".safetensors":
         try:

@@ -227,7 +227,7 @@ def load_model(path: str | Path, *, host_factory: Callable[[], Host] | None = No
         model = build(state, host_factory)
     except KeyError as error:
         raise ModelFileError(f"{path.name}: entry {error} is missing or unknown") from error
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         raise ModelFileError(f"{path.name}: {error}") from error
     return LoadedModel(model=model, optimizer_state=optimizer_part(state), extra=state.facts["extra"])
 
@@ -255,6 +255,8 @@ def build(state: ModelState, host_factory: Callable[[], Host] | None = None) -> 
 
 
 def _read(path: Path) -> ModelState:
+    if path.exists() and not path.is_file():  # a pipe would be waited for, a device has no end
+        raise ModelFileError(f"{path.name} is not a file")
     with path.open("rb") as file:
         start = file.read(2)
     try:
@@ -270,7 +272,10 @@ def _read(path: Path) -> ModelState:
         raise ModelFileError(f"{path.name} is a safetensors file, but not one written by Esper's save_model")
     if _digest(metadata["esper"], tensors) != metadata["sha256"]:
         raise ModelFileError(f"{path.name} is damaged: its content does not match its sha256")
-    facts = decode_facts(metadata["esper"])
+    try:
+        facts = decode_facts(metadata["esper"])
+    except ModelFileError as error:
+        raise ModelFileError(f"{path.name}: {error}") from error
     if facts.get("format") != FORMAT:
         found = facts.get("format")
         raise ModelFileError(f"{path.name} has format {found}, this version of Esper reads format {FORMAT}")
@@ -292,9 +297,17 @@ def encode_facts(facts: Mapping[str, Any]) -> str:
 
 
 def decode_facts(text: str) -> dict[str, Any]:
-    """Reads what `encode_facts` wrote."""
-    facts = json.loads(text, object_hook=lambda found: float(found["$float"]) if "$float" in found else found)
-    assert isinstance(facts, dict)
+    """Reads what `encode_facts` wrote.
+
+    Raises:
+        ModelFileError: It is something else.
+    """
+    try:
+        facts = json.loads(text, object_hook=lambda found: float(found["$float"]) if "$float" in found else found)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise ModelFileError(f"its facts are no JSON ({error})") from error
+    if not isinstance(facts, dict):
+        raise ModelFileError(f"its facts are a {type(facts).__name__}; expected an object")
     return facts
 
 

@@ -13,7 +13,7 @@ from esper.karn.codec import LineError, NewerSchema, decode_line
 from esper.karn.process import Heartbeat, ProcessState, read_heartbeat
 from esper.karn.replay import file_size, is_run
 from esper.leyline import BatchSummary, LoggedEvent, RunEnded, RunStarted, record
-from esper.leyline.files import open_regular, read_regular
+from esper.leyline.files import loads_json, open_regular, read_regular
 from esper.leyline.rundir import event_files
 
 MAX_DEPTH = 4
@@ -287,7 +287,7 @@ class EvaluationFacts(msgspec.Struct):
 def _evaluation(name: str, path: Path) -> EvaluationSummary:
     file = path / EVALUATION_FILE
     try:
-        facts = msgspec.json.decode(read_regular(file, MAX_EVALUATION_BYTES), type=EvaluationFacts)
+        facts = msgspec.convert(loads_json(read_regular(file, MAX_EVALUATION_BYTES)), EvaluationFacts)
         written = file.stat().st_mtime
     except (OSError, ValueError, msgspec.ValidationError) as error:
         return EvaluationSummary(id=name, outcome=f"cannot be read: {error}", written_wall=0.0)
