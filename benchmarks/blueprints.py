@@ -290,7 +290,7 @@ AT_ONCE = BlendSpec(name="at_once", operator="add", curve="linear", steepness=0.
 
 @record
 class Start:
-    """One way in which seeds start. The defaults are the product's."""
+    """One way in which seeds start. The product restarts the learning rate, and otherwise has these defaults."""
 
     blend: str = "linear_fast"
     first_epoch: int = 0
@@ -301,8 +301,10 @@ class Start:
     rho: float | None = None
 
 
+BASE = "rate of the host"
+"""What the other starts are compared with."""
 STARTS: dict[str, Start] = {
-    "default": Start(),
+    BASE: Start(),
     "ramp of 1": Start(blend="at_once"),
     "ramp of 5": Start(blend="linear"),
     "ramp of 8": Start(blend="sigmoid_slow"),
@@ -347,22 +349,19 @@ def started(start: Start) -> Iterator[None]:
     from esper.tolaria.optim import GrowingOptimizer
 
     rates = GrowingOptimizer.rates
-    factors: dict[tuple[int, str], float] = {}
+    young: dict[int, set[str]] = {}
 
     def apply(env: Any, spec: Any) -> Any:
         outcome = apply_action(env, spec)
-        horizon, schedule = env.recipe.task.horizon, env.recipe.task.optimizer.schedule
-        for slot in env.model.all_slots():
-            age = slot.age_epochs
-            now = lr_factor(schedule, env.epoch, horizon)
-            anew = lr_factor(schedule, age, horizon - (env.epoch - age)) / now if start.restarts else 1.0
-            young = start.young_rate if slot.stage.is_live else 1.0
-            factors[id(env.optimizer), slot.spec.slot_id] = anew * young
+        young[id(env.optimizer)] = {slot.spec.slot_id for slot in env.model.all_slots() if slot.stage.is_live}
+        if not start.restarts:
+            task = env.recipe.task
+            env.optimizer.set_lr_factor(lr_factor(task.optimizer.schedule, env.epoch, task.horizon))
         return outcome
 
     def own_rates(optimizer: GrowingOptimizer, name: str) -> tuple[float, float]:
         rate, decay = rates(optimizer, name)
-        return rate * factors.get((id(optimizer), name), 1.0), decay
+        return rate * (start.young_rate if name in young.get(id(optimizer), ()) else 1.0), decay
 
     with (
         patch("esper.simic.training.env_factory.apply_action", apply),
@@ -400,18 +399,24 @@ def bench_newborns_command(
 ) -> None:
     """Grow the same seeds under one changed setting at a time: ramp, epoch of planting, learning rate, audition.
 
-    Validation accuracy after the last epoch, paired by run seed with the defaults; the gradient of young seeds per
-    weight, as a multiple of the host's, beside it.
+    Validation accuracy after the last epoch, paired by run seed with seeds that learn at the rate of the host; the
+    gradient of young seeds per weight, as a multiple of the host's, beside it.
     """
     unknown = [name for name in tasks if name not in NEWBORNS]
     if unknown:
         raise ValueError(f"nothing is said about what grows in {unknown[0]!r}. Known: {', '.join(NEWBORNS)}")
     cases = [case for name in tasks for case in newborn_cases(_task(name, epochs), seeds)]
     found = run_cases(cases, out)
-    paired = [{**row, "variant": "default"} for row in found if row["case"] == "default"]
-    others = [row for row in found if row["case"] != "default"]
+    paired = [{**row, "variant": BASE} for row in found if row["case"] == BASE]
+    others = [row for row in found if row["case"] != BASE]
     rows = [{**row, "case": case} for case in {row["case"] for row in others} for row in paired] + others
-    show(rows, {case.key[:3] for case in cases}, "start", "default", "seeds that start otherwise, against the defaults")
+    show(
+        rows,
+        {case.key[:3] for case in cases},
+        "start",
+        BASE,
+        "seeds that start otherwise, against those that learn at the rate of the host",
+    )
 
 
 # ---- what was found

@@ -1,6 +1,6 @@
 """A small ResNet on CIFAR-10. The data is looked for in ./data and where ESPER_CIFAR10 points.
 
-esper compare --model examples/cifar_resnet.py:make_model --data examples/cifar_resnet.py:make_data
+esper compare examples/cifar_resnet.py:make_model --data examples/cifar_resnet.py:make_data
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A regression on a table: visits to the doctor in the RAND health insurance experiment, which comes with statsmodels.
 
-    esper compare --model examples/doctor_visits.py:make_model --data examples/doctor_visits.py:make_data
+    esper compare examples/doctor_visits.py:make_model --data examples/doctor_visits.py:make_data
 
 Needs the extra `evidence`.
 """

@@ -1,6 +1,6 @@
 """A small GPT-2 on the bytes of a text. One .txt file is looked for in ./data and where ESPER_TEXT points.
 
-    esper compare --model examples/text_gpt2.py:make_model --data examples/text_gpt2.py:make_data
+    esper compare examples/text_gpt2.py:make_model --data examples/text_gpt2.py:make_data
 
 Needs the extra `hf`.
 """

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from esper.evidence.host_runs import HostRunner, SideBySide
 from esper.evidence.runs import ops_of
-from esper.evidence.search import SEARCH, draw_schedule, halving_rungs
+from esper.evidence.search import SEARCH, all_choices, draw_schedule, halving_rungs, warm_starts
 from esper.leyline import EpisodeSeed, LifecycleOp
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.simic.training.env_factory import task_layout
@@ -41,6 +41,21 @@ def test_what_is_drawn_can_be_played_and_fits_the_budget(seed: int, horizon: int
     assert SETTING.layout.host_params + size <= 1_300
     kept = {entry.slot for entry in entries if entry.op is LifecycleOp.FOSSILIZE}
     assert kept == {entry.slot for entry in planted}, "every seed may live to its end"
+
+
+@pytest.mark.parametrize("horizon", [3, 20])
+def test_warm_starts_are_schedules_of_the_space_and_the_first_fills_the_budget(horizon: int) -> None:
+    found = [all_choices(SETTING, horizon, some) for some in warm_starts(SETTING, horizon)]
+    drawn = [draw_schedule(SETTING, horizon, lambda name, options, chosen=one: chosen[name]) for one in found]
+    for entries in drawn:
+        check_schedule(entries, SETTING.layout)
+    if horizon == 20:
+        planted = [[entry for entry in entries if entry.op is LifecycleOp.GERMINATE] for entries in drawn]
+        sizes = [sum(SETTING.layout.card(entry.slot, str(entry.blueprint)).params for entry in one) for one in planted]
+        assert sizes == sorted(sizes, reverse=True)
+        assert 0.95 * 1_300 < SETTING.layout.host_params + sizes[0] <= 1_300
+        fitting = [card for row in SETTING.layout.cards for card in row if card.fits and card.params <= 1_300 - 438]
+        assert len(found) == len(fitting)
 
 
 def worth(entries: Sequence[ScheduleEntry]) -> float:

@@ -443,7 +443,7 @@ COMMANDS: tuple[Command, ...] = (
     Study("study"),
     Grow("grow"),
     GrowOwn("grow a model of one's own"),
-    OneFile("compare", "compare", "--task", "digits_limited", "--epochs", "5", "--seeds", "1", mark=b"\n"),
+    OneFile("compare", "compare", "digits_limited", "--epochs", "5", "--seeds", "1", mark=b"\n"),
     OneFile("bench", "bench", "coalitions", "--repeats", "1", mark=b"}\n"),
     Rows("bench rows", *ROWS, mark=b""),
     Report("report"),

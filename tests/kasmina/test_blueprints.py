@@ -71,6 +71,8 @@ def slot_of(blueprint: Blueprint, channels: int, size: int) -> SlotSpec:
         return slot
     stride = 1 if blueprint.topology == "mlp" else (None, 1, 2)[channels % 3]
     source_positions = positions * (stride or 1) ** 2
+    if blueprint.key.startswith("cnn.span_net"):  # to the logits, and what its last layer sees was pooled twice
+        stride, source_positions = None, 16 * positions
     source = SpanSource(
         segment_idx=-1, depth_share=0.0, channels=1 + channels // 2, positions=source_positions, stride=stride
     )
@@ -226,6 +228,8 @@ def test_no_norm_sees_fewer_than_four_values_of_a_row(blueprint: Blueprint) -> N
         positions = slot.positions if slot.source is None else slot.source.positions
         if blueprint.key in ("cnn.conv_down", "cnn.span_deep"):
             positions //= 4
+        if blueprint.key.startswith("cnn.span_net"):
+            positions //= 16
         for part in blueprint.build(slot, draw(0)).modules():
             if isinstance(part, torch.nn.BatchNorm2d):
                 enough &= positions >= 4

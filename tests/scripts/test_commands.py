@@ -122,7 +122,7 @@ def test_the_delivered_network_scores_what_validation_measured() -> None:
 
 def test_compare_says_whether_a_task_should_be_grown(capsys, tmp_path):
     out = tmp_path / "table.txt"
-    main(["compare", "--task", "digits_limited", "--epochs", "10", "--seeds", "2", "--out", str(out)])
+    main(["compare", "digits_limited", "--epochs", "10", "--seeds", "2", "--out", str(out)])
     shown = capsys.readouterr().out
     for arm in ("grown", "left alone", "the grown network from the start"):
         assert f"\n{arm} " in shown
@@ -132,13 +132,21 @@ def test_compare_says_whether_a_task_should_be_grown(capsys, tmp_path):
 
 
 def test_compare_says_so_where_nothing_grew(capsys):
-    main(["compare", "--task", "digits_limited", "--epochs", "2", "--seeds", "1"])
+    main(["compare", "digits_limited", "--epochs", "2", "--seeds", "1"])
     assert "Nothing grew" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", [[], ["--task", "digits_limited", "--model", "a.py:b"], ["--model", "a.py:b"]])
-def test_compare_wants_a_task_or_a_model_with_data(flags, capsys):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "TASK|FILE.py:FUNCTION"),
+        (["a.py:b"], "give --data FILE.py:FUNCTION too"),
+        (["digits_limited", "--data", "a.py:b"], "A task brings its own"),
+        (["digits_limitd"], "digits_limited"),
+    ],
+)
+def test_compare_wants_a_task_or_a_model_with_data(words, message, capsys):
     with pytest.raises(SystemExit) as stop:
-        main(["compare", *flags])
+        main(["compare", *words])
     assert stop.value.code == 2
-    assert "--task" in capsys.readouterr().err
+    assert message in capsys.readouterr().err.replace("\n", " ")

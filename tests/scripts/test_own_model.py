@@ -47,7 +47,8 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(*args: str, mine: str, model: str = "make_model") -> None:
-    main([args[0], "--model", f"{mine}:{model}", "--data", f"{mine}:make_data", *args[1:]])
+    flag = [] if args[0] == "compare" else ["--model"]
+    main([args[0], *flag, f"{mine}:{model}", "--data", f"{mine}:make_data", *args[1:]])
 
 
 def test_sites_are_listed_and_nothing_is_trained(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +96,7 @@ OWN = ["--model", "mine.py:make_model", "--data", "mine.py:make_data"]
         (["grow", *OWN, "--controller", "pretrained"], "this release has no pretrained controller"),
         (["grow", *OWN, "--controller", "runs/none"], "unknown controller 'runs/none': expected wait_only"),
         (["grow", *OWN, "--budget", "5"], "budget=5 leaves no room"),
-        (["compare", *OWN, "--seeds", "0"], "seeds must be at least 1"),
+        (["compare", *OWN[1:], "--seeds", "0"], "seeds must be at least 1"),
     ],
 )
 def test_what_cannot_work_is_one_line(

@@ -163,6 +163,16 @@ def test_the_learning_rate_factor_reaches_groups_to_come() -> None:
         assert after.grad is None
 
 
+def test_a_group_may_have_a_learning_rate_of_its_own_for_as_long_as_it_is_named() -> None:
+    optimizer = GrowingOptimizer(SGD, {"host": group("host", 3), "r0c0": group("seed", 3)}, clip_norm=1.0)
+    optimizer.set_lr_factor(0.25, {"r0c0": 0.75})
+    assert [optimizer.rates(name)[0] for name in ("host", "r0c0", "r0c1")] == [
+        share * SGD.lr for share in (0.25, 0.75, 0.25)
+    ]
+    optimizer.set_lr_factor(0.125)
+    assert optimizer.rates("r0c0")[0] == 0.125 * SGD.lr
+
+
 def test_a_step_without_any_gradient_does_nothing() -> None:
     host = group("host", 3)
     before = values(host)

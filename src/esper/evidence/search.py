@@ -5,6 +5,7 @@ Both searches draw from the same space. Scores come from a function, so nothing 
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from esper.leyline import LifecycleOp, derive_seed, get_blend, record
+from esper.leyline import BlueprintCard, LifecycleOp, derive_seed, get_blend, record
 from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.schedule import ScheduleEntry
 
@@ -22,7 +23,9 @@ HALVING = 3
 TPE_SEEDS = 4
 """Run seeds of a schedule that TPE asks about."""
 TPE_FINAL = 12
-"""Schedules that get run seeds from the last fifth of the episodes, so that luck does not choose among the best."""
+"""Schedules that share the last fifth of the episodes, so that luck does not choose among the best."""
+WARM_SEEDS = 3
+"""Most seeds of a schedule that a search begins with."""
 BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
 MAX_EXTRA_TRAINING = 2
 """Most epochs that a seed may train behind the host beyond the fewest allowed."""
@@ -56,6 +59,39 @@ def draw_schedule(setting: Setting, horizon: int, choose: Choose) -> tuple[Sched
         if blueprint is not None:
             wishes.append(SeedWish(slot=slot_id, blueprint=blueprint, blend=blend, start=start, extra_training=extra))
     return make_schedule(setting, horizon, _affordable(setting, sorted(wishes, key=lambda wish: wish.start)))
+
+
+def warm_starts(setting: Setting, horizon: int) -> list[dict[str, Any]]:
+    """What rules would do, as choices of the space: any seed at once, the largest that still fit after it.
+
+    Both searches try these first, those that use most of the budget foremost.
+    """
+    layout, latest, found = setting.layout, max(1, horizon * 3 // 4) - 1, []
+    budget = math.inf if setting.lifecycle.param_budget is None else setting.lifecycle.param_budget
+    cards = [(slot, card) for slot, row in zip(layout.slot_ids, layout.cards, strict=True) for card in row if card.fits]
+    for first in cards:
+        room, seeds, rest = budget - layout.host_params, list[tuple[str, BlueprintCard]](), [first]
+        while rest and len(seeds) < WARM_SEEDS:
+            seeds.append(max(rest, key=lambda pair: pair[1].params))
+            room -= seeds[-1][1].added_params("add")
+            taken = {slot for slot, _ in seeds}
+            rest = [(slot, card) for slot, card in cards if slot not in taken and card.added_params("add") <= room]
+        if budget - layout.host_params >= first[1].added_params("add"):
+            choices = [(f"{slot} blueprint", card.blueprint) for slot, card in seeds]
+            starts = [(f"{slot} start", min(latest, 2 * place)) for place, (slot, _) in enumerate(seeds)]
+            found.append((sum(card.params for _, card in seeds), dict(choices + starts)))
+    return [choices for _, choices in sorted(found, key=lambda pair: -pair[0])]
+
+
+def all_choices(setting: Setting, horizon: int, some: Mapping[str, Any]) -> dict[str, Any]:
+    """Every choice of a schedule that makes some of them: the others are the first option."""
+    made: dict[str, Any] = {}
+
+    def choose(name: str, options: Sequence[Any]) -> Any:
+        return made.setdefault(name, some.get(name, options[0]))
+
+    draw_schedule(setting, horizon, choose)
+    return made
 
 
 def _affordable(setting: Setting, wishes: Sequence[SeedWish]) -> list[SeedWish]:
@@ -113,16 +149,16 @@ class Tried:
 
 
 def search_random(setting: Setting, horizon: int, episodes: int, score: Score) -> list[Tried]:
-    """Random schedules by successive halving: many on one run seed, the best third on three, and so on.
+    """Warm starts and random schedules by successive halving: many on one run seed, the best third on three, and so on.
 
     Returns the schedules of the last rung, best first.
     """
     rng = random.Random(derive_seed(setting.run_seed, None, None, None, "search_random"))
     rungs = list(halving_rungs(episodes))
-    tried = [
-        Tried(entries=draw_schedule(setting, horizon, lambda name, options: rng.choice(options)))
-        for _ in range(rungs[0][0])
-    ]
+    warm = [all_choices(setting, horizon, some) for some in warm_starts(setting, horizon)[: rungs[0][0] // 2]]
+    chosen = [partial(_given, choices) for choices in warm]
+    drawn = [lambda name, options: rng.choice(options)] * (rungs[0][0] - len(warm))
+    tried = [Tried(entries=draw_schedule(setting, horizon, choose)) for choose in (*chosen, *drawn)]
     for count, num_seeds in rungs:
         tried = tried[:count]
         for one in tried:
@@ -144,9 +180,9 @@ def halving_rungs(episodes: int) -> Iterator[tuple[int, int]]:
 
 
 def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score) -> list[Tried]:
-    """Schedules that Optuna's TPE proposes, four run seeds each; the best then share the last fifth of the episodes.
+    """Warm starts, then schedules that Optuna's TPE proposes, four run seeds each; the best share the last episodes.
 
-    Returns those that were judged again, best first.
+    Returns those that were judged on most run seeds, best first.
     """
     require_optuna()
     import optuna
@@ -154,19 +190,32 @@ def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score) -> l
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = derive_seed(setting.run_seed, None, None, None, "search_tpe") % 2**32
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
-    num_final = max(1, min(TPE_FINAL, episodes // 5 // TPE_SEEDS))
-    extra = episodes // 5 // num_final
+    last = episodes // 5
+    proposals = max(1, (episodes - last) // TPE_SEEDS)
+    for some in warm_starts(setting, horizon)[: (proposals + 1) // 2]:
+        study.enqueue_trial(all_choices(setting, horizon, some))
     tried: dict[str, Tried] = {}
-    for _ in range(max(1, (episodes - extra * num_final) // TPE_SEEDS)):
+    for _ in range(proposals):
         trial = study.ask()
         entries = draw_schedule(setting, horizon, partial(_suggest, trial))
         one = tried.setdefault(str(entries), Tried(entries=entries))
         one.judge(score, TPE_SEEDS)
         study.tell(trial, one.mean)
-    best = sorted(tried.values(), key=lambda one: -one.mean)[:num_final]
-    for one in best:
-        one.judge(score, TPE_SEEDS + extra)
-    return sorted(best, key=lambda one: -one.mean)
+    return _judge_again(list(tried.values()), last, score)
+
+
+def _judge_again(tried: list[Tried], episodes: int, score: Score) -> list[Tried]:
+    """Half of the episodes for the best, the other half for the best third of them, which is returned in order."""
+    count = max(1, min(TPE_FINAL, len(tried), episodes // TPE_SEEDS))
+    for number in (count, max(1, count // HALVING)):
+        tried = sorted(tried, key=lambda one: -one.mean)[:number]
+        for one in tried:
+            one.judge(score, len(one.scores) + episodes // 2 // number)
+    return sorted(tried, key=lambda one: -one.mean)
+
+
+def _given(choices: Mapping[str, Any], name: str, options: Sequence[Any]) -> Any:
+    return choices[name]
 
 
 def _suggest(trial: Any, name: str, options: Sequence[Any]) -> Any:

@@ -46,7 +46,7 @@ def _known(what: str, name: str, known: tuple[str, ...]) -> None:
 
 
 def lr_factor(schedule: str, epoch: int, horizon: int) -> float:
-    """Learning rate of an epoch as a share of the first one: the same for the host and for every seed.
+    """Learning rate of an epoch as a share of the first one. A seed counts both from its birth on.
 
     Args:
         schedule: "constant", or "cosine" from 1 in the first epoch to FINAL_LR_FACTOR in the last.

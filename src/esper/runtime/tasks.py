@@ -229,7 +229,7 @@ TASKS: dict[str, TaskSpec] = {
             batch_size=32,
         ),
         _PYDOC_LM,
-        _FASHION_TINY,
+        replace(_FASHION_TINY, slots=("r0c0", "r0c1", "r0c2", "r3c0")),
         replace(
             _FASHION_TINY,
             name="fashion_blind",

@@ -14,23 +14,26 @@ if TYPE_CHECKING:
 
 
 def compare_command(
-    task: Annotated[
-        str | None, tyro.conf.arg(help="A bundled task, as `esper tasks` lists them, instead of your own model.")
-    ] = None,
-    model: Annotated[
-        str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION", help="A function that returns your model.")
-    ] = None,
+    what: Annotated[
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(
+            metavar="TASK|FILE.py:FUNCTION",
+            help="A bundled task, as `esper tasks` lists them, or a function that returns your model.",
+        ),
+    ],
     data: Annotated[
         str | None,
         tyro.conf.arg(
-            metavar="FILE.py:FUNCTION", help="A function that returns (train, validation) or (train, validation, test)."
+            metavar="FILE.py:FUNCTION",
+            help="For your own model: a function that returns (train, validation) or (train, validation, test).",
         ),
     ] = None,
     wider: Annotated[
         str | None,
         tyro.conf.arg(
             metavar="FILE.py:FUNCTION",
-            help="A function of a factor that returns your model so many times as wide; default: --model with width=.",
+            help="A function of a factor that returns your model so many times as wide; default: yours with width=.",
         ),
     ] = None,
     controller: Annotated[
@@ -59,21 +62,20 @@ def compare_command(
     from esper.leyline.references import load_function
     from esper.scripts.own_model import OwnModel, adamw_maker, checked_model, cosine, width_maker
 
-    if task is not None:
-        if model is not None or data is not None:
-            raise ValueError("--task stands for a model and its data: give it, or --model and --data")
-        found = _compare_task(task, controller, seeds, seed, epochs, budget)
-        _show(found, out)
+    if data is None:
+        if ":" in what:
+            raise ValueError(f"{what} is a model of your own: give --data FILE.py:FUNCTION too")
+        _show(_compare_task(what, controller, seeds, seed, epochs, budget), out)
         return
-    if model is None or data is None:
+    if ":" not in what:
         raise ValueError(
-            "nothing to compare: give --task TASK, or --model FILE.py:FUNCTION and --data FILE.py:FUNCTION"
+            f"--data goes with a model of your own, FILE.py:FUNCTION; {what!r} is none. A task brings its own"
         )
     num_epochs = 20 if epochs is None else epochs
-    own = OwnModel(model=model, data=data, seed=seed)
+    own = OwnModel(model=what, data=data, seed=seed)
     train, val, test = own.make_data()
     found = compare(
-        lambda: checked_model(load_function(model)(), model),
+        lambda: checked_model(load_function(what)(), what),
         train,
         val,
         wider=width_maker(own, wider),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class GrowingOptimizer:
     Attributes:
         groups: Group name -> parameter name -> parameter, in the order they were added.
         state: What the kernels remember of each parameter that has had a gradient.
-        lr: The present learning rate.
+        lr: The present learning rate of groups that have none of their own.
         num_skipped: By group, how many of its updates were left out; counted when an epoch is finished.
     """
 
@@ -50,6 +51,7 @@ class GrowingOptimizer:
         self.spec = spec
         self.clip_norm = clip_norm
         self.lr = spec.lr
+        self._own_rates: dict[str, float] = {}
         self.groups: dict[str, dict[str, nn.Parameter]] = {}
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self.num_skipped: dict[str, int] = {}
@@ -98,13 +100,14 @@ class GrowingOptimizer:
 
     # ---- training
 
-    def set_lr_factor(self, factor: float) -> None:
-        """Scales the learning rate of every group, those to come included."""
+    def set_lr_factor(self, factor: float, own_factors: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Scales the learning rate of every group, those to come included; groups may have a factor of their own."""
         self.lr = self.spec.lr * factor
+        self._own_rates = {name: self.spec.lr * own for name, own in own_factors.items()}
 
     def rates(self, name: str) -> tuple[float, float]:
         """(learning rate, weight decay) of a group now."""
-        return self.lr, self.spec.weight_decay if name == HOST else 0.0
+        return self._own_rates.get(name, self.lr), self.spec.weight_decay if name == HOST else 0.0
 
     def zero_grad(self) -> None:
         """Drops all gradients."""

@@ -6,7 +6,9 @@ widens beyond its narrowest layer. What they share with all seeds, gamma last an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -80,6 +82,71 @@ def _image_span(key: str, *, deep: bool) -> Blueprint:
     )
 
 
+# ---- a small network of its own, from an image to the logits
+
+NET_SHARES = {
+    "cnn.span_net_small": (0.4, 0.5, 0.5),
+    "cnn.span_net": (0.5, 0.6, 0.7),
+    "cnn.span_net_wide": (0.8, 1.0, 1.2),
+}
+"""Widths of the three layers, as shares of the number of classes."""
+LARGE_IMAGE = 16
+"""Pixels a side beyond which the network sees the image at half its size."""
+
+
+def net_widths(shares: Sequence[float], slot: SlotSpec) -> list[int]:
+    """Channels of the layers."""
+    return [max(2, round(share * slot.channels)) for share in shares]
+
+
+def _is_large(slot: SlotSpec) -> bool:
+    return source_of(slot).positions > LARGE_IMAGE**2
+
+
+def _net(shares: Sequence[float], slot: SlotSpec, generator: torch.Generator) -> nn.Module:
+    """Two of its layers pool: what a plain network of so few parameters does best with."""
+    layers: list[nn.Module] = [nn.AvgPool2d(2)] if _is_large(slot) else []
+    width = source_of(slot).channels
+    for number, size in enumerate(net_widths(shares, slot)):
+        pool = [] if number == 2 else [nn.MaxPool2d(2)]
+        layers += [conv2d(width, size, 3, generator), *norm_relu(size), *pool]
+        width = size
+    return nn.Sequential(*layers, SpatialMean(), linear(width, slot.channels, generator, bias=False))
+
+
+def _net_params(shares: Sequence[float], slot: SlotSpec) -> int:
+    widths = [source_of(slot).channels, *net_widths(shares, slot)]
+    layers = sum(9 * before * after + 2 * after for before, after in pairwise(widths))
+    return layers + widths[-1] * slot.channels + slot.channels
+
+
+def _net_macs(shares: Sequence[float], slot: SlotSpec) -> int:
+    widths, positions = [source_of(slot).channels, *net_widths(shares, slot)], source_of(slot).positions
+    positions, macs = half_size(positions) if _is_large(slot) else positions, 0
+    for before, after in pairwise(widths):
+        macs += 9 * before * after * positions
+        positions = half_size(positions)
+    return macs + widths[-1] * slot.channels
+
+
+def _net_fits(slot: SlotSpec) -> bool:
+    source = source_of(slot)
+    return source.stride is None and source.positions >= 16 * MIN_VALUES_PER_NORM
+
+
+def _span_net(key: str) -> Blueprint:
+    shares = NET_SHARES[key]
+    return Blueprint(
+        key=key,
+        mixing="local",
+        span=True,
+        body=partial(_net, shares),
+        params=partial(_net_params, shares),
+        macs=partial(_net_macs, shares),
+        fits=_net_fits,
+    )
+
+
 # ---- rows of features
 
 
@@ -111,4 +178,5 @@ SPAN_BLUEPRINTS: tuple[Blueprint, ...] = (
     _row_span("mlp.span_wide", 2),
     _image_span("cnn.span", deep=False),
     _image_span("cnn.span_deep", deep=True),
+    *map(_span_net, NET_SHARES),
 )

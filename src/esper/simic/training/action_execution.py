@@ -110,6 +110,20 @@ def apply_action(env: ParallelEnvState, spec: ActionSpec) -> ActionOutcome:
         assert env.optimizer.holds(env.model.parameters()), "the optimizer must hold exactly the model's parameters"
     if spec.op is LifecycleOp.FOSSILIZE:
         env.governor.note_fossilization()
-    task = env.recipe.task
-    env.optimizer.set_lr_factor(lr_factor(task.optimizer.schedule, env.epoch, task.horizon))
+    _set_learning_rates(env, env.epoch)
     return ActionOutcome(env_id=env.env_id, op=spec.op, slot=spec.slot, applied=True)
+
+
+def _set_learning_rates(env: ParallelEnvState, epoch: int) -> None:
+    """The rate of a seed falls from its birth on, and reaches the end of the schedule with the host's.
+
+    A seed that comes late would otherwise learn at what is left of the host's rate.
+    """
+    task = env.recipe.task
+    schedule, horizon = task.optimizer.schedule, task.horizon
+    seeds = {
+        slot.spec.slot_id: lr_factor(schedule, slot.age_epochs, horizon - (epoch - slot.age_epochs))
+        for slot in env.model.all_slots()
+        if slot.stage.has_seed
+    }
+    env.optimizer.set_lr_factor(lr_factor(schedule, epoch, horizon), seeds)
