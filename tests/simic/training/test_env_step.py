@@ -21,6 +21,7 @@ from esper.leyline import (
     SeedStage,
     SlotTally,
     TelemetryEventType,
+    lr_factor,
     wait,
 )
 from esper.simic.training.parallel_env_state import SNAPSHOT_VERSION, ParallelEnvState
@@ -69,6 +70,20 @@ def test_a_seed_lives_its_life_in_an_env() -> None:
     assert report.slots[0].seed_id == "0.3.r0c0.1"
     assert report.committed_params == report.total_params > report.host_params
     assert report.committed_accuracy_pct == report.val_accuracy_pct
+
+
+def test_the_learning_rate_of_a_seed_falls_from_its_birth_on_and_ends_with_the_hosts() -> None:
+    task = tiny_task(optimizer=SGD)
+    worker = engine(task)
+    worker.reset(ONE)
+    optimizer, rates = worker.envs[0].optimizer, []
+    for epoch in range(HORIZON):
+        worker.step([act(0, "GERMINATE", "r0c0", "cnn.conv", "linear_fast") if epoch == 3 else wait(0)], ALL_EVENTS)
+        rates.append((optimizer.rates("host")[0], optimizer.rates("r0c0")[0]))
+    assert [host for host, _ in rates] == [SGD.lr * lr_factor("cosine", epoch, HORIZON) for epoch in range(HORIZON)]
+    assert [seed for _, seed in rates[3:]] == [SGD.lr * lr_factor("cosine", age, HORIZON - 3) for age in range(5)]
+    assert rates[3][1] == SGD.lr > rates[3][0]
+    assert rates[-1][0] == rates[-1][1]
 
 
 @pytest.mark.parametrize("blueprint", ["cnn.conv", "cnn.conv_deep"])
