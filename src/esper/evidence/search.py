@@ -77,9 +77,9 @@ def warm_starts(setting: Setting, horizon: int) -> list[dict[str, Any]]:
             taken = {slot for slot, _ in seeds}
             rest = [(slot, card) for slot, card in cards if slot not in taken and card.added_params("add") <= room]
         if budget - layout.host_params >= first[1].added_params("add"):
-            choices = [(f"{slot} blueprint", card.blueprint) for slot, card in seeds]
-            starts = [(f"{slot} start", min(latest, 2 * place)) for place, (slot, _) in enumerate(seeds)]
-            found.append((sum(card.params for _, card in seeds), dict(choices + starts)))
+            choices: dict[str, Any] = {f"{slot} blueprint": card.blueprint for slot, card in seeds}
+            choices |= {f"{slot} start": min(latest, 2 * place) for place, (slot, _) in enumerate(seeds)}
+            found.append((sum(card.params for _, card in seeds), choices))
     return [choices for _, choices in sorted(found, key=lambda pair: -pair[0])]
 
 
@@ -156,9 +156,9 @@ def search_random(setting: Setting, horizon: int, episodes: int, score: Score) -
     rng = random.Random(derive_seed(setting.run_seed, None, None, None, "search_random"))
     rungs = list(halving_rungs(episodes))
     warm = [all_choices(setting, horizon, some) for some in warm_starts(setting, horizon)[: rungs[0][0] // 2]]
-    chosen = [partial(_given, choices) for choices in warm]
-    drawn = [lambda name, options: rng.choice(options)] * (rungs[0][0] - len(warm))
-    tried = [Tried(entries=draw_schedule(setting, horizon, choose)) for choose in (*chosen, *drawn)]
+    chosen: list[Choose] = [partial(_given, choices) for choices in warm]
+    chosen += [lambda name, options: rng.choice(options)] * (rungs[0][0] - len(warm))
+    tried = [Tried(entries=draw_schedule(setting, horizon, choose)) for choose in chosen]
     for count, num_seeds in rungs:
         tried = tried[:count]
         for one in tried:
