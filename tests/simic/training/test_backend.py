@@ -76,6 +76,16 @@ def test_without_fused_multiply_add_torch_runs_and_says_so(monkeypatch):
     assert chosen("auto") == HostBackend(name="torch", note="this CPU has no fused multiply-add")
 
 
+def test_where_compiled_code_cannot_be_kept_a_run_says_so(monkeypatch):
+    from esper.tolaria.executor.kernels import run as kernels
+
+    monkeypatch.setattr(kernels, "cache_folder", lambda: None)
+    said: list[str] = []
+    available.warm_up(said.append)
+    assert len(said) == 1
+    assert "set NUMBA_CACHE_DIR" in said[0]
+
+
 def test_on_a_machine_nobody_tried_torch_runs_and_says_so(monkeypatch):
     monkeypatch.setattr(available.platform, "machine", lambda: "riscv64")
     assert why_not_native() == "it is not tried on riscv64 machines"

@@ -126,8 +126,38 @@ def test_other_registers_and_other_code_give_the_same_bits(tmp_path):
     assert _in_a_process(NARROW, NUMBA_CPU_NAME="haswell", NUMBA_CACHE_DIR=str(tmp_path)) == BITS[VERSION]
 
 
+READ_ONLY = """
+import errno
+from numba.core.caching import _CacheLocator
+def refuse(self):
+    raise OSError(errno.EROFS, "Read-only file system")
+_CacheLocator.ensure_cache_path = refuse
+from esper.tolaria.executor.available import warm_up
+said = []
+warm_up(said.append)
+assert "no folder for compiled code can be written" in said[0], said
+"""
+
+
 @pytest.mark.slow
-def test_without_a_folder_for_the_cache_it_compiles_uncached(tmp_path):
-    """Numba looks for a folder it may write to; there is none."""
-    prelude = "import numba.core.caching as c; c.CacheImpl._locator_classes = []"
-    assert _in_a_process(prelude) == BITS[VERSION]
+def test_where_no_folder_can_be_written_it_says_so_and_compiles_uncached():
+    assert _in_a_process(READ_ONLY) == BITS[VERSION]
+
+
+COLD = """
+from tests.tolaria.executor.test_bits import digest, Workspace
+found = digest(Workspace())
+from esper.tolaria.executor.kernels.run import run
+print(found, sum(run.stats.cache_misses.values()), sum(run.stats.cache_hits.values()))
+"""
+
+
+@pytest.mark.slow
+def test_of_processes_that_start_cold_together_one_compiles_and_the_others_load(tmp_path):
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", COLD], stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
+    ]
+    found = sorted(process.communicate(timeout=900)[0].strip() for process in started)
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert found == sorted([f"{BITS[VERSION]} 1 0", f"{BITS[VERSION]} 0 1", f"{BITS[VERSION]} 0 1"])

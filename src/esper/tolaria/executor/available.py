@@ -46,8 +46,13 @@ def warm_up(say: Callable[[str], None] = lambda text: None) -> None:
     notice.daemon = True
     notice.start()
     try:
-        from esper.tolaria.executor.kernels.run import make_ready
+        from esper.tolaria.executor.kernels.run import cache_folder, make_ready
 
+        if cache_folder() is None:
+            say(
+                "no folder for compiled code can be written, so every process compiles for itself (half a minute "
+                "each); set NUMBA_CACHE_DIR to one that can, or give --backend torch"
+            )
         make_ready()
     finally:
         notice.cancel()

@@ -316,12 +316,12 @@ def _fault(program: Program, row: NDArray[np.int64]) -> str | None:
     """What is wrong with an operation; None if nothing is."""
     if np.abs(row).max() >= LIMIT:
         return "a number out of all range"
-    n = {name: int(row[getattr(o, name)]) for name in _NAMES}
-    if not 0 <= n["KIND"] < len(o.KINDS):
+    n: list[int] = row.tolist()
+    if not 0 <= n[o.KIND] < len(o.KINDS):
         return "there is no such kind"
-    if min(n["IN"], n["H"], n["W"]) < 1:
+    if min(n[o.IN], n[o.H], n[o.W]) < 1:
         return "an input without values"
-    if any(n[flag] not in (0, 1) for flag in ("BACK", "NEED_X", "ADD_X", "NEED_Z", "ADD_Z")):
+    if any(n[flag] not in (0, 1) for flag in (o.BACK, o.NEED_X, o.ADD_X, o.NEED_Z, o.ADD_Z)):
         return "a flag that is neither 0 nor 1"
     reason = _shape_fault(n, program)
     if reason is not None:
@@ -332,35 +332,28 @@ def _fault(program: Program, row: NDArray[np.int64]) -> str | None:
     return None
 
 
-_NAMES = (
-    "KIND", "X", "Y", "Z", "IN", "OUT", "H", "W", "HO", "WO", "K", "STRIDE", "DILATION", "PAD", "GROUPS", "WEIGHT",
-    "BIAS", "STAT", "SAVE", "MODE", "SCALAR", "ROW", "ROW_NUM", "ROW_DEN", "COL", "COL_NUM", "COL_DEN", "BACK",
-    "NEED_X", "ADD_X", "NEED_Z", "ADD_Z",
-)  # fmt: skip
-
-
-def _shape_fault(n: dict[str, int], program: Program) -> str | None:
+def _shape_fault(n: list[int], program: Program) -> str | None:
     """What is wrong with the sizes of an operation."""
-    kind = n["KIND"]
+    kind = n[o.KIND]
     if kind == o.LOSS:
-        whole = n["OUT"] == n["IN"] * n["H"] * n["W"] and n["OUT"] >= program.classes
-        return None if whole and 0 <= n["MODE"] < program.outputs else "classes or totals that are not there"
+        whole = n[o.OUT] == n[o.IN] * n[o.H] * n[o.W] and n[o.OUT] >= program.classes
+        return None if whole and 0 <= n[o.MODE] < program.outputs else "classes or totals that are not there"
     if kind == o.ATTACH:
-        return None if 0 <= n["MODE"] < program.meters else "a meter that is not there"
-    if min(n["OUT"], n["HO"], n["WO"]) < 1:
+        return None if 0 <= n[o.MODE] < program.meters else "a meter that is not there"
+    if min(n[o.OUT], n[o.HO], n[o.WO]) < 1:
         return "an output without values"
-    same = (n["OUT"], n["HO"], n["WO"]) == (n["IN"], n["H"], n["W"])
+    same = (n[o.OUT], n[o.HO], n[o.WO]) == (n[o.IN], n[o.H], n[o.W])
     if kind in (o.BATCH_NORM, o.GROUP_NORM, o.ACTIVATION, o.SCALE, o.MIX, o.MULTIPLY) and not same:
         return "an output of another shape than its input"
-    if kind == o.GROUP_NORM and (n["GROUPS"] < 1 or n["IN"] % n["GROUPS"]):
-        return f"{n['IN']} channels in {n['GROUPS']} groups"
-    if kind == o.ACTIVATION and not o.RELU <= n["MODE"] <= o.SILU:
+    if kind == o.GROUP_NORM and (n[o.GROUPS] < 1 or n[o.IN] % n[o.GROUPS]):
+        return f"{n[o.IN]} channels in {n[o.GROUPS]} groups"
+    if kind == o.ACTIVATION and not o.RELU <= n[o.MODE] <= o.SILU:
         return "no such function"
-    if kind == o.MULTIPLY and not o.SAME <= n["MODE"] <= o.PER_ROW:
+    if kind == o.MULTIPLY and not o.SAME <= n[o.MODE] <= o.PER_ROW:
         return "no such shape of a factor"
-    if kind in (o.SCALE, o.MIX, o.MULTIPLY) and not -1 <= n["SCALAR"] < program.scalars:
+    if kind in (o.SCALE, o.MIX, o.MULTIPLY) and not -1 <= n[o.SCALAR] < program.scalars:
         return "a scalar that is not there"
-    if kind == o.MEAN and (n["OUT"] != n["IN"] or n["HO"] * n["WO"] != 1):
+    if kind == o.MEAN and (n[o.OUT] != n[o.IN] or n[o.HO] * n[o.WO] != 1):
         return "a mean of more than one value per channel"
     if kind == o.RESAMPLE:
         return _resample_fault(n)
@@ -369,58 +362,60 @@ def _shape_fault(n: dict[str, int], program: Program) -> str | None:
     return None
 
 
-def _resample_fault(n: dict[str, int]) -> str | None:
-    if n["OUT"] != n["IN"]:
+def _resample_fault(n: list[int]) -> str | None:
+    if n[o.OUT] != n[o.IN]:
         return "other channels than its input"
-    for axis, size, out in (("ROW", "H", "HO"), ("COL", "W", "WO")):
-        first, numerator, denominator = n[axis], n[f"{axis}_NUM"], n[f"{axis}_DEN"]
+    for first, numerator, denominator, size, out in (
+        (n[o.ROW], n[o.ROW_NUM], n[o.ROW_DEN], n[o.H], n[o.HO]),
+        (n[o.COL], n[o.COL_NUM], n[o.COL_DEN], n[o.W], n[o.WO]),
+    ):
         if min(first, numerator) < 0 or denominator < 1:
             return "a step below 0"
-        if first + (n[out] - 1) * numerator // denominator >= n[size]:
+        if first + (out - 1) * numerator // denominator >= size:
             return "pixels that are not there"
     return None
 
 
-def _window_fault(n: dict[str, int]) -> str | None:
-    kind, edge = n["KIND"], n["PAD"]
-    spread = n["DILATION"] if kind == o.CONV else 1
-    if min(n["K"], n["STRIDE"], spread) < 1 or edge < 0:
+def _window_fault(n: list[int]) -> str | None:
+    kind, edge = n[o.KIND], n[o.PAD]
+    spread = n[o.DILATION] if kind == o.CONV else 1
+    if min(n[o.K], n[o.STRIDE], spread) < 1 or edge < 0:
         return "a kernel, stride or dilation below 1, or padding below 0"
-    reach = spread * (n["K"] - 1)
-    for size, out in (("H", "HO"), ("W", "WO")):
-        room = n[size] + 2 * edge - reach - 1
+    reach = spread * (n[o.K] - 1)
+    for size, out in ((n[o.H], n[o.HO]), (n[o.W], n[o.WO])):
+        least = (size + 2 * edge - reach - 1) // n[o.STRIDE] + 1
         # The last window of a max pool may end outside, but not begin there.
-        most = (n[size] + edge - 1) // n["STRIDE"] + 1 if kind == o.MAX_POOL else room // n["STRIDE"] + 1
-        if not room // n["STRIDE"] + 1 <= n[out] <= most:
-            return f"{n[out]} windows where there are {room // n['STRIDE'] + 1}"
+        most = (size + edge - 1) // n[o.STRIDE] + 1 if kind == o.MAX_POOL else least
+        if not least <= out <= most:
+            return f"{out} windows where there are {least}"
     if kind == o.CONV:
-        if n["GROUPS"] < 1 or n["IN"] % n["GROUPS"] or n["OUT"] % n["GROUPS"] or edge > reach:
+        if n[o.GROUPS] < 1 or n[o.IN] % n[o.GROUPS] or n[o.OUT] % n[o.GROUPS] or edge > reach:
             return "channels that do not fit its groups, or padding beyond its reach"
-    elif n["OUT"] != n["IN"] or (kind == o.AVG_POOL and edge) or 2 * edge > n["K"]:
+    elif n[o.OUT] != n[o.IN] or (kind == o.AVG_POOL and edge) or 2 * edge > n[o.K]:
         return "other channels than its input, or padding it cannot have"
     return None
 
 
-def _extents(n: dict[str, int], program: Program) -> Iterable[tuple[str, int, int, int]]:
+def _extents(n: list[int], program: Program) -> Iterable[tuple[str, int, int, int]]:
     """(name, start, size, room) of everything an operation reads or writes."""
-    kind = n["KIND"]
-    inputs, outputs = n["IN"] * n["H"] * n["W"], n["OUT"] * n["HO"] * n["WO"]
-    yield "input", n["X"], inputs, program.values
+    kind = n[o.KIND]
+    inputs, outputs = n[o.IN] * n[o.H] * n[o.W], n[o.OUT] * n[o.HO] * n[o.WO]
+    yield "input", n[o.X], inputs, program.values
     if kind not in (o.LOSS, o.ATTACH):
-        yield "output", n["Y"], outputs, program.values
+        yield "output", n[o.Y], outputs, program.values
     if kind in (o.MIX, o.ATTACH):
-        yield "second input", n["Z"], inputs, program.values
+        yield "second input", n[o.Z], inputs, program.values
     if kind == o.MULTIPLY:
-        yield "factor", n["Z"], {o.SAME: inputs, o.PER_CHANNEL: n["IN"], o.PER_ROW: 1}[n["MODE"]], program.values
+        yield "factor", n[o.Z], {o.SAME: inputs, o.PER_CHANNEL: n[o.IN], o.PER_ROW: 1}[n[o.MODE]], program.values
     if kind == o.CONV:
-        yield "kernel", n["WEIGHT"], n["OUT"] * (n["IN"] // n["GROUPS"]) * n["K"] ** 2, program.params
-        yield "bias", n["BIAS"], 0 if n["BIAS"] == -1 else n["OUT"], program.params
+        yield "kernel", n[o.WEIGHT], n[o.OUT] * (n[o.IN] // n[o.GROUPS]) * n[o.K] ** 2, program.params
+        yield "bias", n[o.BIAS], 0 if n[o.BIAS] == -1 else n[o.OUT], program.params
     if kind in (o.BATCH_NORM, o.GROUP_NORM, o.SCALE, o.MIX):
-        yield "gain", n["WEIGHT"], 0 if n["WEIGHT"] == -1 else n["IN"], program.params
+        yield "gain", n[o.WEIGHT], 0 if n[o.WEIGHT] == -1 else n[o.IN], program.params
     if kind in (o.BATCH_NORM, o.GROUP_NORM, o.SCALE):
-        yield "shift", n["BIAS"], 0 if n["BIAS"] == -1 else n["IN"], program.params
+        yield "shift", n[o.BIAS], 0 if n[o.BIAS] == -1 else n[o.IN], program.params
     if kind == o.BATCH_NORM:
-        yield "statistics", n["STAT"], 2 * n["IN"], program.stats
-        yield "saved scalars", n["SAVE"], 2 * n["IN"], program.saved
+        yield "statistics", n[o.STAT], 2 * n[o.IN], program.stats
+        yield "saved scalars", n[o.SAVE], 2 * n[o.IN], program.saved
     if kind == o.GROUP_NORM:
-        yield "saved values", n["SAVE"], 2 * n["GROUPS"], program.values
+        yield "saved values", n[o.SAVE], 2 * n[o.GROUPS], program.values

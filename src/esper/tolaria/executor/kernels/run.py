@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import numba
@@ -156,14 +157,17 @@ SIGNATURE = types.void(
 )
 
 
+def cache_folder() -> Path | None:
+    """Where compiled code is kept; None if there is no folder that can be written."""
+    return None if run.stats.cache_path is None else Path(run.stats.cache_path)
+
+
 def make_ready() -> None:
     """Compiles `run`, or loads what was compiled before. From then on other types of arguments are refused."""
     if run.signatures:
         return
-    if run.stats.cache_path is None:
+    folder = cache_folder()
+    # Who comes second waits, and loads what the first has compiled.
+    with nullcontext() if folder is None else FileLock(folder / "esper-native.lock"):
         run.compile(SIGNATURE)
-    else:
-        # Who comes second waits, and loads what the first has compiled.
-        with FileLock(Path(run.stats.cache_path) / "esper-native.lock"):
-            run.compile(SIGNATURE)
     run.disable_compile()
