@@ -439,6 +439,8 @@ FAULTS: tuple[Fault, ...] = (
 
 def _healthy_table(calm: Sequence[Watched]) -> Table:
     rounds = sum(run.num_rounds for run in calm)
+    if not rounds:
+        raise ValueError("--healthy: no log has a completed round")
     table = Table(title=f"{len(calm)} healthy runs, {rounds} rounds", title_justify="left")
     for column in ("in the log, warnings of", "times", "per round", "runs with it"):
         table.add_column(column, justify="left" if column.startswith("in") else "right")

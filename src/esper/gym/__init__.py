@@ -24,7 +24,7 @@ WORLDS: tuple[str, ...] = ("decoy", "coin", "inert", "cue", "parasite")
 """Sandboxes that are envs: those with a world and a reward of their own."""
 
 gymnasium.register(
-    "esper/Grow-v0", entry_point="esper.gym.envs:GrowEnv", vector_entry_point="esper.gym.envs:GrowVectorEnv"
+    "esper/Grow-v0", entry_point="esper.gym.envs:GrowEnv", vector_entry_point="esper.gym.envs:make_vector"
 )
 for world in WORLDS:
     gymnasium.register(f"esper/{world.capitalize()}-v0", entry_point="esper.gym.envs:WorldEnv", kwargs={"world": world})

@@ -249,6 +249,11 @@ class GrowVectorEnv(VectorEnv[Observation, npt.NDArray[np.int64], npt.NDArray[An
         return infos
 
 
+def make_vector(task: str | Sequence[str] = "digits_conv", **options: Any) -> GrowVectorEnv:
+    """For `gymnasium.make_vec`, which then takes the same words as `gymnasium.make`."""
+    return GrowVectorEnv(task, **options)
+
+
 def _spaces(game: Game) -> tuple[spaces.Space[Observation], spaces.Space[np.int64]]:
     seen: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (len(game.columns),), np.float32)
     return seen, spaces.Discrete(len(game.choices))
