@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # What the demos and studies need, and what the tests need besides. The first stamp is a part of the second.
-RUN_EXTRAS := evidence,plots,search
-EXTRAS := $(RUN_EXTRAS),dev,onnx,gym,bench,metrics,runs,watch,serve,docs,lightning,hf,sklearn,ray
+RUN_EXTRAS := evidence,plots,search,runs,serve,watch
+EXTRAS := $(RUN_EXTRAS),dev,onnx,gym,bench,metrics,docs,lightning,hf,sklearn,ray
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 # Host work uses one thread: float sums change with the thread count, and small tensors gain nothing from more.
 export OMP_NUM_THREADS := 1

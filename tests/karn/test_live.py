@@ -260,7 +260,7 @@ def test_training_survives_a_reader_that_leaves(tmp_path: Path) -> None:
     """As with `esper train | head -1`: the pipe breaks, the run is trained and saved to its end, and the code is 0."""
     read, write = os.pipe()
     command = [sys.executable, "-m", "esper.scripts.train", "wait_only", "--preset", "smoke", "--task", "digits_mlp"]
-    command += ["--workers", "1", "--runs", str(tmp_path), "--run-id", "a"]
+    command += ["--workers", "1", "--backend", "torch", "--runs", str(tmp_path), "--run-id", "a"]
     process = subprocess.Popen(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     os.read(read, 1)

@@ -95,7 +95,7 @@ class GrowthResult:
         if not kept:
             return f"Nothing was kept: {len(self.seeds)} seeds were tried, and none was worth its place."
         added = self.params - self.host_params
-        return f"{kept} of {len(self.seeds)} seeds were kept; they add {added:,} parameters."
+        return f"{kept} of {len(self.seeds)} seeds kept; {added:,} parameters added."
 
     def seed_rows(self) -> list[tuple[str, ...]]:
         """One row per seed, by SEED_COLUMNS."""

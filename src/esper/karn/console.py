@@ -10,7 +10,16 @@ from rich.text import Text
 
 from esper.karn.diagnosis import Diagnosis, RunCondition
 from esper.karn.view import ATTENTION, RunView
-from esper.leyline import HEAD_NAMES, AnomalyDetected, GovernorStateChanged, LoggedEvent, RunEnded, Severity
+from esper.leyline import (
+    HEAD_NAMES,
+    AnomalyDetected,
+    ChoiceCount,
+    GovernorStateChanged,
+    LoggedEvent,
+    PhaseTime,
+    RunEnded,
+    Severity,
+)
 
 MAX_ENVS = 16
 SPARK_WIDTH = 24
@@ -210,7 +219,16 @@ def describe_payload(data: object) -> str:
 
 
 def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(getattr(value, "value", value))
+    match value:
+        case float():
+            return f"{value:.4g}"
+        case dict():
+            return " ".join(f"{name} {_short(part)}" for name, part in value.items())
+        case PhaseTime():
+            return f"{value.wall_ms:.4g} ms"
+        case ChoiceCount():
+            return str(value.num_chosen)
+    return str(getattr(value, "value", value))
 
 
 def spark(values: Sequence[float]) -> str:
@@ -231,6 +249,8 @@ def figure(value: float | None, form: str = "", unit: str = "", missing: str = "
 
 
 def duration(seconds: float) -> str:
-    """A time in words: seconds while they matter, then hours and minutes."""
-    minutes = round(seconds) // 60
-    return f"{round(seconds)} s" if minutes < 2 else f"{minutes // 60} h {minutes % 60} min"
+    """A time in words: seconds while they matter, then minutes, then hours too."""
+    hours, minutes = divmod(round(seconds) // 60, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{round(seconds)} s" if minutes < 2 else f"{minutes} min"

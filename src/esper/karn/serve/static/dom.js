@@ -85,7 +85,8 @@ export function bytes(count) {
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "-";
   const minutes = Math.floor(seconds / 60);
-  return minutes < 2 ? `${Math.round(seconds)} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  if (minutes >= 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
+  return minutes < 2 ? `${Math.round(seconds)} s` : `${minutes} min`;
 }
 
 export function when(wall) {
