@@ -2,17 +2,19 @@
 
 import csv
 import json
+import math
 import os
 import resource
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from esper.evidence.claims import ClaimOutcome
-from esper.evidence.figures import PICTURES
+from esper.evidence.figures import PICTURES, _mean_curves
 from esper.evidence.manifest import MANIFEST, EvaluationManifest
 from esper.evidence.publication import publish
 from esper.evidence.results import CURVE_COLUMNS, CURVES, RESULTS, TOPOLOGIES, ResultStore, Topology, read_results
@@ -242,6 +244,34 @@ def test_what_is_no_file_of_an_evaluation_is_neither_read_cut_nor_waited_for(
     with pytest.raises(OSError, match="regular files only") if name != MANIFEST else nullcontext():
         ResultStore(results)
     assert mine.read_text() == "a line\nand one without an end"
+
+
+@pytest.mark.parametrize(
+    ("column", "word", "message"),
+    [
+        ("test_loss", "1e400", "a figure that is not finite"),
+        ("val_accuracy_pct", "nan", "a figure that is not finite"),
+        ("params", "9" * 400, "is not a results file of this version"),
+        ("arm", "nobody", "unknown arm 'nobody'"),
+    ],
+)
+def test_rows_that_no_evaluation_wrote_are_refused(column: str, word: str, message: str, tmp_path: Path) -> None:
+    few = manifest(ARMS[:2], num_seeds=1, subject="schedule")
+    write(tmp_path, few, rows(few, MEANS))
+    if column == "arm":
+        replace(few, arms=(*few.arms, word)).save(tmp_path)
+    table = pd.read_csv(tmp_path / RESULTS, dtype=str, keep_default_na=False)
+    if column != "arm":
+        table.loc[0, column] = word
+    table.to_csv(tmp_path / RESULTS, index=False)
+    with pytest.raises(ValueError, match=message):
+        publish(tmp_path, tmp_path)
+
+
+def test_a_curve_through_a_network_that_diverged_has_no_spread_there() -> None:
+    curves = pd.DataFrame([{"arm": "schedule", "epoch": 1, "committed_loss": loss} for loss in (1.0, float("inf"))])
+    (found,) = _mean_curves(manifest(ARMS[:2], subject="schedule", metric="loss"), curves).itertuples()
+    assert (found.mean, math.isnan(found.sd)) == (float("inf"), True)
 
 
 def test_nothing_is_appended_through_a_link_that_came_meanwhile(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from esper.evidence import limits, runs
 from esper.evidence.arms import ARMS
 from esper.evidence.evaluation import TIMES, same_again
-from esper.evidence.host_runs import HostRunner, SideBySide
+from esper.evidence.host_runs import HostRun, HostRunner, SideBySide
 from esper.evidence.results import ResultStore, RunResult
 from esper.evidence.runs import Arena, FinishedRun, Job, realised_rates
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, LifecycleOp
@@ -75,6 +75,16 @@ def test_the_static_network_has_the_topology_that_was_grown(arena: Arena, test_r
         assert other.result.param_epochs == other.result.params * 8
         assert other.result.test_loss != one.result.test_loss
         assert other.topology.lives == ()
+
+
+def test_a_network_that_diverged_has_the_scores_of_guessing(
+    arena: Arena, test_rows: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostRun, "committed_scores", property(lambda run: (float("inf"), 50.0)))
+    (run,) = play(arena, "wait_only", SEEDS[:1], test_rows)
+    assert run.result.status == "failed: the network's output is not finite"
+    assert run.result.val_loss == run.result.test_loss < 3.0
+    assert run.result.val_accuracy_pct == run.result.test_accuracy_pct == 10.0
 
 
 def test_what_grew_has_its_epochs(arena: Arena, test_rows: Split) -> None:

@@ -89,8 +89,14 @@ def static_arm(budget: int) -> Arm:
 
 
 def get_arm(name: str) -> Arm:
-    """An arm by its full name, points of the static frontier included."""
-    found = re.fullmatch(r"static_([1-9][0-9]*)", name)
+    """An arm by its full name, points of the static frontier included.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    found = re.fullmatch(r"static_([1-9][0-9]{0,17})", name)
+    if found is None and name not in ARMS:
+        raise ValueError(f"unknown arm {name!r}. Known: {', '.join(ARMS)}")
     return ARMS[name] if found is None else static_arm(int(found[1]))
 
 
@@ -228,7 +234,7 @@ def _name(word: str) -> str:
     name = ALIASES.get(word, word)
     try:
         return get_arm(name).name
-    except KeyError:
+    except ValueError:
         close = get_close_matches(word, [*ARMS, *ALIASES, FRONTIER], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"unknown arm {word!r}. Known: {', '.join(ARMS)}, {FRONTIER}, all.{hint}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -126,12 +127,17 @@ def _paired_table(manifest: EvaluationManifest, summary: Summary) -> pd.DataFram
     )
 
 
+def _spread(values: pd.Series) -> float:
+    """NaN where a network had diverged."""
+    return statistics.pstdev(values.tolist()) if all(map(math.isfinite, values)) else math.nan
+
+
 def _mean_curves(manifest: EvaluationManifest, curves: pd.DataFrame) -> pd.DataFrame:
     """Every arm's committed network at every epoch, on validation data."""
     column = "committed_accuracy_pct" if manifest.metric == "accuracy" else "committed_loss"
     known = curves[curves["arm"].isin(manifest.arms) & curves["epoch"].between(1, manifest.horizon)]
     values = known.groupby(["arm", "epoch"])[column]
-    found = values.agg(mean=exact_mean, sd=lambda own: statistics.pstdev(own.tolist()), num_runs="size").reset_index()
+    found = values.agg(mean=exact_mean, sd=_spread, num_runs="size").reset_index()
     return found.sort_values(["arm", "epoch"], key=lambda by: by.map(manifest.arms.index) if by.name == "arm" else by)
 
 

@@ -92,6 +92,10 @@ def load_rows(folder: Path) -> tuple[EvaluationManifest, pd.DataFrame]:
         raise ValueError(f"{path}: no results")
     if other := set(rows["setup"]) - {manifest.setup}:
         raise ValueError(f"{path} has rows of other setups ({', '.join(sorted(other))}); they cannot be compared")
+    for name in (*manifest.arms, manifest.subject):
+        get_arm(name)
+    if not all(map(math.isfinite, rows[list(FIGURES)].astype(float).to_numpy().flat)):
+        raise ValueError(f"{path} has a figure that is not finite, which no run leaves there; remove that row")
     by_key = rows.set_index(KEY, drop=False)
     known = [key for key in expected_runs(manifest) if key in by_key.index]
     return manifest, by_key.loc[known].reset_index(drop=True)

@@ -218,7 +218,7 @@ def _read_csv(path: Path, types: Mapping[str, str]) -> pd.DataFrame:
         # All text first: pandas would take an absent last field for a number that was not measured.
         text = pd.read_csv(io.BytesIO(content), dtype=str, keep_default_na=False, index_col=False)
         return text[list(types)].astype(types)
-    except (KeyError, ValueError) as error:
+    except (KeyError, OverflowError, ValueError) as error:
         raise ValueError(f"{path} is not a results file of this version ({error}); choose another --out") from error
 
 

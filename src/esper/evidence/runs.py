@@ -199,9 +199,9 @@ class Arena(ExitStack):
         val_loss, val_accuracy = run.committed_scores
         num_rollbacks = sum(report.rollback_reason is not None for report in run.reports)
         status = OK
-        if not math.isfinite(loss):
+        if not math.isfinite(loss) or not math.isfinite(val_loss):
             status = "failed: the network's output is not finite"
-            loss, accuracy = self._guessing()
+            loss, accuracy = val_loss, val_accuracy = self._guessing()
         elif num_rollbacks > limits.MAX_ROLLBACKS:
             status = f"failed: {num_rollbacks} rollbacks"
         sizes = [report.total_params for report in run.reports]

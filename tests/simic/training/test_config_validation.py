@@ -221,6 +221,12 @@ def test_a_file_that_is_no_json_is_named(content: bytes, tmp_path: Path) -> None
         read_config(tmp_path / "mine.json")
 
 
+def test_a_round_has_a_size_that_memory_can_hold() -> None:
+    TrainingConfig(envs=20, episode_length=100_000)
+    with pytest.raises(ValueError, match=r"a round may have at most 2,000,000 steps\. Lower one of the two"):
+        TrainingConfig(envs=21, episode_length=100_000)
+
+
 def test_inline_workers_are_refused_with_words_that_help_a_resume_too() -> None:
     with pytest.raises(ValueError, match=r"got workers=2\. Give --workers 1 with it"):
         with_overrides(TrainingConfig(workers=2), {"worker_kind": "inline"})
