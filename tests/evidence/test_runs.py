@@ -9,13 +9,14 @@ import pytest
 from esper.evidence import limits, runs
 from esper.evidence.arms import ARMS
 from esper.evidence.evaluation import TIMES, same_again
-from esper.evidence.host_runs import HostRun, HostRunner, SideBySide
+from esper.evidence.host_runs import HostRun, HostRunner
 from esper.evidence.results import ResultStore, RunResult
 from esper.evidence.runs import Arena, FinishedRun, Job, realised_rates
 from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, LifecycleOp
 from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data, override
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.side_by_side import SideBySide
 from tests.evidence.made_up import evaluation, row
 
 SEEDS = tuple(EpisodeSeed(env_id=n, episode=0, run_seed=20_000 + n) for n in range(3))

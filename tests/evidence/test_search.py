@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.evidence.host_runs import HostRunner, SideBySide
+from esper.evidence.host_runs import HostRunner
 from esper.evidence.runs import ops_of
 from esper.evidence.search import SEARCH, all_choices, draw_schedule, halving_rungs, warm_starts
 from esper.leyline import EpisodeSeed, LifecycleOp
@@ -15,6 +15,7 @@ from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.simic.training.env_factory import task_layout
 from esper.tamiyo import Setting
 from esper.tamiyo.schedule import ScheduleEntry, check_schedule, read_schedule, schedule_json
+from esper.tamiyo.side_by_side import SideBySide
 
 TASK = override(get_task_spec("digits_conv"), horizon=20, param_budget=1_300)
 SETTING = Setting(layout=task_layout(TASK, load_task_data(TASK)), lifecycle=TASK.lifecycle, run_seed=0)

@@ -80,6 +80,7 @@ def test_a_small_study_goes_all_the_way_and_is_not_played_twice(tmp_path: Path) 
     plan = UniversalPlan(
         folder=tmp_path,
         policies=(),
+        blinkered=(),
         tasks=2,
         seeds=1,
         search_episodes=(4,),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from esper.evidence.arms import BASELINE, TUNABLE
-from esper.evidence.host_runs import SideBySide, default_schedule
-from esper.leyline import ActionExecutionResult, ActionSpec, EpisodeSeed, FeatureContext, PolicyProtocol, record
+from esper.evidence.host_runs import default_schedule
+from esper.leyline import ActionExecutionResult, EpisodeSeed, FeatureContext, PolicyProtocol, record
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.nursery import NURSERY
 from esper.runtime.tasks import get_task_spec, load_task_data
@@ -26,6 +26,7 @@ from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.rollout import run_episodes
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import make_controller
+from esper.tamiyo.side_by_side import OnePerHost
 from esper.tolaria.kinds import Workers
 from esper.tolaria.pool import EnginePool
 
@@ -91,40 +92,16 @@ def _result(seed: EpisodeSeed, final: ActionExecutionResult, position: int) -> D
     )
 
 
-class RuleOnAll:
-    """A rule on hosts that differ: each host gets one of its own, made for its layout."""
+def rule_on_all(name: str, params: Mapping[str, Any]) -> OnePerHost:
+    """A rule on hosts that differ."""
 
-    def __init__(self, name: str, params: Mapping[str, Any]) -> None:
-        self._make = _maker(name, params)
-        self._each: SideBySide
-
-    def begin(self, state: ActionExecutionResult) -> None:
-        """Looks at the hosts."""
-        self._each = SideBySide(
-            {
-                report.env_id: self._make(context, report.signals.horizon)
-                for report, context in zip(state.reports, state.contexts, strict=True)
-            }
-        )
-        self._each.begin(state)
-
-    def act(self, state: ActionExecutionResult) -> list[ActionSpec]:
-        """Asks each."""
-        return self._each.act(state)
-
-    def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
-        """Tells each."""
-        self._each.store(before, after)
-
-
-def _maker(name: str, params: Mapping[str, Any]) -> Callable[[FeatureContext, int], PolicyProtocol]:
     def make(context: FeatureContext, horizon: int) -> PolicyProtocol:
         setting = Setting(layout=context.layout, lifecycle=context.lifecycle, run_seed=0)
         if name == "schedule":
             return make_controller(name, setting, entries=default_schedule(setting, horizon, **params))
         return make_controller(name, setting, **params)
 
-    return make
+    return OnePerHost(make)
 
 
 def mean_gain(runs: Sequence[DrawnRun], waiting: Sequence[DrawnRun]) -> float:
@@ -134,14 +111,14 @@ def mean_gain(runs: Sequence[DrawnRun], waiting: Sequence[DrawnRun]) -> float:
 
 def waiting_runs(hosts: DrawnHosts) -> list[DrawnRun]:
     """What the hosts reach when they are left alone."""
-    return hosts.run(RuleOnAll(BASELINE, {}))
+    return hosts.run(rule_on_all(BASELINE, {}))
 
 
 def judge_checkpoints(hosts: DrawnHosts, checkpoints: Sequence[Path], tell: Callable[[str], None]) -> dict[str, float]:
     """Mean points over waiting of each checkpoint, played greedily, and of every rule with its defaults, by name."""
     waiting, found = waiting_runs(hosts), {}
     for name in TUNABLE:
-        found[name] = mean_gain(hosts.run(RuleOnAll(name, {})), waiting)
+        found[name] = mean_gain(hosts.run(rule_on_all(name, {})), waiting)
         tell(f"{name}: {found[name]:+.2f} points over waiting")
     for path in checkpoints:
         policy = FrozenPolicy(load_policy(path).agent, run_seed=0, greedy=True)

@@ -40,6 +40,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "ppo_greedy": (VERMILION, "*", "-"),
     "ppo_sampled": (VERMILION, "P", "--"),
     "open_loop": (VERMILION, "v", ":"),
+    "blinkered": (VERMILION, "s", "-."),
     "gromo": (PINK, "^", "--"),
 }
 STATIC_LOOK = (BLACK, "v", "-.")

@@ -106,10 +106,11 @@ def _head_explores(updates: Updates, head: HeadName) -> CheckResult:
 
 
 def _kl_is_sound(updates: Updates) -> CheckResult:
-    kls = ((update["approx_kl"], limits.MAX_KL_OVER_TARGET * update["target_kl"]) for update in updates)
-    share = sum(kl is not None and limits.MIN_KL <= kl <= most for kl, most in kls) / len(updates)
-    sound = f"{limits.MIN_KL} to {limits.MAX_KL_OVER_TARGET:.0f}x target"
-    limit = f">= {limits.MIN_KL_SHARE:.0%} of updates in {sound}"
+    # Updates that imitate compare no ratios, and have no KL.
+    kls = [(update["approx_kl"], limits.MAX_KL_OVER_TARGET * update["target_kl"]) for update in updates]
+    sound = [limits.MIN_KL <= kl <= most for kl, most in kls if kl is not None]
+    share = sum(sound) / max(1, len(sound))
+    limit = f">= {limits.MIN_KL_SHARE:.0%} of updates in {limits.MIN_KL} to {limits.MAX_KL_OVER_TARGET:.0f}x target"
     return _check("approximate KL", share >= limits.MIN_KL_SHARE, f"{share:.0%}", limit)
 
 

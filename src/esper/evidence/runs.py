@@ -22,7 +22,6 @@ from esper.evidence.host_runs import (
     HostRun,
     HostRunner,
     PlantedSeed,
-    SideBySide,
     all_rows,
     score_committed,
     score_network,
@@ -44,6 +43,7 @@ from esper.simic.run.run_state import LoadedPolicy
 from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.random_controllers import RATED_OPS
 from esper.tamiyo.schedule import ScheduleEntry, read_schedule
+from esper.tamiyo.side_by_side import SideBySide
 from esper.tolaria.kinds import Workers
 
 

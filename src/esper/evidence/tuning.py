@@ -19,7 +19,7 @@ from typing import Any
 from rich.table import Table
 
 from esper.evidence.arms import BASELINE, SEARCHES, TUNABLE, Arm, line_up
-from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRun, HostRunner, SideBySide
+from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRun, HostRunner
 from esper.evidence.manifest import code_version
 from esper.evidence.search import BLENDS_TRIED, SEARCH, require_optuna
 from esper.evidence.static_networks import StaticNetwork, describe_host, read_host, static_family
@@ -30,6 +30,7 @@ from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.tamiyo.rules import PLACES
 from esper.tamiyo.schedule import ScheduleEntry, read_schedule, schedule_json
+from esper.tamiyo.side_by_side import SideBySide
 from esper.tolaria.executor.available import backend_version
 from esper.tolaria.kinds import Workers
 

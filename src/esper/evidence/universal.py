@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, SEARCHES, TUNABLE, EvaluationRequest, get_arm
-from esper.evidence.draws import DrawnHosts, RuleOnAll, mean_gain, waiting_runs
+from esper.evidence.draws import DrawnHosts, mean_gain, rule_on_all, waiting_runs
 from esper.evidence.evaluation import play_missing
 from esper.evidence.manifest import code_version
 from esper.evidence.many_tasks import COLUMNS, estimate, profile, score_runs, verdicts
@@ -29,6 +29,7 @@ from esper.runtime.datasets import find_data
 from esper.runtime.nursery import HeldOut, heldout_list
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
 from esper.simic.rewards.types import loss_points
+from esper.simic.run.run_state import load_policy
 from esper.tamiyo.rules import PLACES
 from esper.tolaria.kinds import Workers
 
@@ -45,6 +46,8 @@ RULE_GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "fragrow": {"max_interval": (20.0, 5.0, 10.0), "blend": ("linear", "linear_fast")},
     "heuristic": {"plateau_epochs": (0, 1, 3), "audition_epochs": (3, 1, 5), "blend": BLENDS_TRIED},
 }
+BLINKERED = "blinkered"
+"""The arm of policies that see time and budget only, played greedily."""
 POLICY_ARMS = (GREEDY, SAMPLED, "open_loop", "random")
 ROWS, TUNED, REPORT = "rows.csv", "tuned.json", "report.md"
 THRESHOLDS = tuple(step / 20 for step in range(-20, 21))
@@ -59,6 +62,8 @@ class UniversalPlan:
     folder: Path
     policies: tuple[str, ...]
     """Folders of trained policies; without any, rules and searches alone."""
+    blinkered: tuple[str, ...]
+    """Folders of policies that see time and budget only."""
     tasks: int
     """Held-out tasks, spread over the list; the list's length for all."""
     seeds: int
@@ -72,7 +77,14 @@ class UniversalPlan:
 
 
 def run_universal(plan: UniversalPlan, tell: Tell) -> str:
-    """Plays what is missing, writes rows, report and figures, and returns the report."""
+    """Plays what is missing, writes rows, report and figures, and returns the report.
+
+    Raises:
+        ValueError: A policy that should see time and budget only sees more.
+    """
+    for place in plan.blinkered:
+        if load_policy(place).agent.shape.seen_columns is None:
+            raise ValueError(f"{place} sees everything; a {BLINKERED} policy is trained with --sees clock")
     plan.folder.mkdir(parents=True, exist_ok=True)
     tuned = plan.folder / TUNED
     if plan.tuning_tasks and not tuned.is_file():
@@ -105,6 +117,9 @@ def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, tell: Tell) ->
         out=folder,
     )
     _play(request, plan.workers, tell)
+    if plan.blinkered:
+        alone = replace(request, arms=(GREEDY,), policy=plan.blinkered, out=folder / BLINKERED)
+        _play(alone, plan.workers, tell)
     for episodes in plan.search_episodes:
         place = folder / f"search-{episodes}"
         found = place / TUNED
@@ -151,7 +166,7 @@ def tune_rules(numbers: Sequence[int], workers: Workers | int, tell: Tell) -> di
         for name in TUNABLE:
             tell(f"tuning {name} on {len(hosts.names)} draws of the nursery")
             settings = rule_settings(name)
-            scores = [mean_gain(hosts.run(RuleOnAll(name, params)), waiting) for params in settings]
+            scores = [mean_gain(hosts.run(rule_on_all(name, params)), waiting) for params in settings]
             arms[name] = _best(scores, settings, len(settings) * len(hosts.seeds))
     return {
         "format": TUNED_FORMAT,
@@ -195,20 +210,21 @@ def collect_rows(folder: Path) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for held_out in heldout_list():
         place, task = task_folder(folder, held_out.task.name), held_out.task
-        for source in sorted([place, *place.glob("search-*")]):
+        for source in sorted([place, place / BLINKERED, *place.glob("search-*")]):
             if not source.is_dir():
                 continue
-            episodes = int(source.name.partition("-")[2]) if source != place else 0
+            episodes = int(source.name.partition("-")[2]) if source.name.startswith("search-") else 0
             store = ResultStore(source)
             for run in store.results.values():
-                if source != place and run.arm not in SEARCHES:
-                    continue
+                if source != place and run.arm not in (GREEDY, *SEARCHES):
+                    continue  # waiting and what else was added: the same runs as in the task's own folder
+                arm = BLINKERED if source.name == BLINKERED else run.arm
                 points = (
                     run.test_accuracy_pct if task.metric == "accuracy" else loss_points(run.test_loss, task.chance_loss)
                 )
                 ratio = run.params / run.host_params
                 kept = " ".join(seed.blueprint for seed in store.topologies[run.key].kept)
-                facts = (task.name, held_out.why, run.arm, run.policy_id, run.run_seed)
+                facts = (task.name, held_out.why, arm, run.policy_id, run.run_seed)
                 rows.append((*facts, points, ratio, episodes, kept))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -235,7 +251,7 @@ def report_text(rows: pd.DataFrame) -> str:
     arms = [arm for arm in _order(scored) if arm not in SEARCHES]
     lines = ["# One controller for many hosts", "", _size(scored), ""]
     if GREEDY in arms:
-        found = verdicts(scored, GREEDY, TUNABLE, "blinkered", "open_loop")
+        found = verdicts(scored, GREEDY, TUNABLE, BLINKERED, "open_loop")
         words = {True: "yes", False: "NO", None: "not measured"}
         lines += ["| claim | holds | found |", "|---|---|---|"]
         lines += [f"| {verdict.claim} | {words[verdict.holds]} | {verdict.found} |" for verdict in found] + [""]

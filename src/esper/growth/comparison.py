@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from esper.evidence.host_runs import HostRun, HostRunner, SideBySide
+from esper.evidence.host_runs import HostRun, HostRunner
 from esper.evidence.static_networks import StaticNetwork, can_widen, widened
 from esper.growth.data import Data
 from esper.growth.grower import Grower
@@ -27,6 +27,7 @@ from esper.leyline import EpisodeSeed, SeedStage, derive_seed, record
 from esper.leyline.scale import MetricScale
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
+from esper.tamiyo.side_by_side import SideBySide
 
 GROWN, ALONE, AT_ONCE, WIDER = "grown", "left alone", "the grown network from the start", "a wider model"
 WIDTH_STEPS = 24

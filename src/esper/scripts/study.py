@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.text import Text
@@ -18,6 +18,9 @@ from esper.scripts.terminal import plain_console
 from esper.scripts.train import run_and_show
 from esper.tolaria.kinds import AUTO, RAY_HELP, Workers
 
+if TYPE_CHECKING:
+    from esper.simic.training.config import TrainingConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutOptions:
@@ -27,6 +30,8 @@ class HeldOutOptions:
     """Held-out tasks, spread over the list."""
     task_seeds: int = 5
     """Paired run seeds on each of them."""
+    blinkered: int = 1
+    """Policies trained beside the others that see time and budget only: what is the rest of the observation worth?"""
     search: tuple[int, ...] = (4, 16, 64, 256)
     """Episodes that searches get on each task; each number is one point of the break-even curve."""
     tuning_tasks: int = 40
@@ -80,13 +85,10 @@ def study_command(
         _judge_sizes(study, folder, place, backend)
         return
     config = with_overrides(policy_config(study, place), {"backend": backend})
-    runs = [folder / f"policy-{seed}" for seed in range(num_policies)]
-    for seed, path in enumerate(runs):
-        if (start := start_policy(with_overrides(config, {"seed": seed}), path)) is not None:
-            run_and_show(start, None)
-            _require_whole_log(path)
+    runs = _trained(folder / "policy", config, num_policies)
     if name == UNIVERSAL:
-        _judge_universal(folder, runs, held_out, place, quick)
+        blinkered = _trained(folder / "blinkered", with_overrides(config, {"sees": "clock"}), held_out.blinkered)
+        _judge_universal(folder, runs, blinkered, held_out, place, quick)
         return
     request = EvaluationRequest(
         task=config.task,
@@ -96,6 +98,16 @@ def study_command(
         backend=backend,
     )
     _judge(study, replace(request, policy=tuple(map(str, runs))), place)
+
+
+def _trained(prefix: Path, config: TrainingConfig, count: int) -> list[Path]:
+    """Policies of one recipe, each with a run seed of its own; what is trained already is not trained again."""
+    runs = [prefix.with_name(f"{prefix.name}-{seed}") for seed in range(count)]
+    for seed, path in enumerate(runs):
+        if (start := start_policy(replace(config, seed=seed), path)) is not None:
+            run_and_show(start, None)
+            _require_whole_log(path)
+    return runs
 
 
 def _judge_sizes(study: Study, folder: Path, workers: Workers, backend: str) -> None:
@@ -132,13 +144,16 @@ def _tunable(arm: str) -> bool:
     return get_arm(arm).tunable or get_arm(arm).searched
 
 
-def _judge_universal(folder: Path, runs: list[Path], options: HeldOutOptions, workers: Workers, quick: bool) -> None:
+def _judge_universal(
+    folder: Path, runs: list[Path], blinkered: list[Path], options: HeldOutOptions, workers: Workers, quick: bool
+) -> None:
     from esper.evidence.universal import UniversalPlan, run_universal
 
     console = plain_console()
     plan = UniversalPlan(
         folder=folder / "held-out",
         policies=tuple(map(str, runs)),
+        blinkered=tuple(map(str, blinkered)),
         tasks=6 if quick else options.tasks,
         seeds=2 if quick else options.task_seeds,
         search_episodes=(4,) if quick else options.search,

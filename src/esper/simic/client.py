@@ -32,30 +32,34 @@ from esper.leyline import (
 from esper.simic.agent.advantages import Rollout
 from esper.simic.agent.policy import LSTMState
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
+from esper.simic.agent.sampling import Choice
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
 from esper.simic.agent.tamiyo_inputs import OP, Cards, EnvGroup, RolloutInputs, make_cards, step_of
 from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.agent.types import PPOUpdateMetrics
 from esper.simic.control.normalization import REWARD_LIMIT, RewardNormalizer
 from esper.simic.rewards.groups import group_scales, twin_scales
-from esper.simic.training.action_execution import parse_sampled_action
+from esper.simic.training.action_execution import action_indices, parse_sampled_action
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.episode_rewards import EpisodeRewards, StepReward, price_step
 from esper.tamiyo.features import (
     CARD_COLUMNS,
     GLOBAL_COLUMNS,
     OFFER_COLUMNS,
+    SEES,
     SLOT_COLUMNS,
     card_rows,
 )
 from esper.tamiyo.masks import wait_only_masks
 
+OWN_CHOICE = ("blueprints", "seen_columns")
+"""Of a network's shape: what may differ from one to the next."""
 CARRY_ON = (LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE)
 """Ops that bring a living seed nearer to being kept."""
 
 
-def network_shape(blueprints: Sequence[str]) -> NetworkShape:
-    """The shape of a network that sees Tamiyo's features."""
+def network_shape(blueprints: Sequence[str], sees: str = "all") -> NetworkShape:
+    """The shape of a network that sees Tamiyo's features, or those of `features.SEES` that are named."""
     return NetworkShape(
         global_columns=tuple(column.name for column in GLOBAL_COLUMNS),
         global_normalised=tuple(column.normalised for column in GLOBAL_COLUMNS),
@@ -64,6 +68,7 @@ def network_shape(blueprints: Sequence[str]) -> NetworkShape:
         card_columns=tuple(column.name for column in CARD_COLUMNS),
         offer_columns=tuple(column.name for column in OFFER_COLUMNS),
         blueprints=tuple(blueprints),
+        seen_columns=SEES[sees],
     )
 
 
@@ -76,7 +81,7 @@ def check_columns(shape: NetworkShape) -> None:
         ModelFileError: Names the first difference.
     """
     today = network_shape(shape.blueprints)
-    for name in (entry.name for entry in fields(NetworkShape) if entry.name != "blueprints"):
+    for name in (entry.name for entry in fields(NetworkShape) if entry.name not in OWN_CHOICE):
         for position, (built, now) in enumerate(zip_longest(getattr(shape, name), getattr(today, name))):
             if built != now:
                 raise ModelFileError(
@@ -209,6 +214,9 @@ class SimicClient(FrozenPolicy):
     The reward scale is frozen during a round and refreshed after its update. Before the first update it is not known:
     the first round is stored unscaled and scaled as a whole when it is over. With `relative_to`, one of
     `rewards.groups.RELATIVE_TO`, every round is: envs with the same task are a group, and each other's scale.
+
+    In the first `imitate_rounds` rounds the policy learns to choose what the teacher would. The teacher decides on
+    every other host, the policy on the rest, so that it is also taught where its own mistakes lead.
     """
 
     def __init__(
@@ -220,9 +228,16 @@ class SimicClient(FrozenPolicy):
         horizon: int,
         run_seed: int,
         relative_to: str | None = None,
+        teacher: PolicyProtocol | None = None,
+        imitate_rounds: int = 0,
     ) -> None:
         super().__init__(agent, run_seed=run_seed, greedy=False)
         self.relative_to = relative_to
+        self._teacher, self._imitate_rounds = teacher, imitate_rounds
+        self._leader: PolicyProtocol | None = None
+        """The teacher, in a round in which it teaches."""
+        self._lesson: Choice | None = None
+        """What the leader would have done in this step, and what the policy thinks of it."""
         self._tasks: tuple[str, ...] = ()
         self._twins: frozenset[int] = frozenset()
         """Positions of the hosts that must wait, because the others of their group are compared with them."""
@@ -241,6 +256,8 @@ class SimicClient(FrozenPolicy):
         before = self._layouts
         super().begin(state)
         self.rewards.begin(state)
+        self._leader = self._teacher if state.reports[0].episode < self._imitate_rounds else None
+        self._lesson = None
         self._tasks = tuple(context.task for context in state.contexts)
         last = {task: position for position, task in enumerate(self._tasks)}
         self._twins = frozenset(last.values()) if self.relative_to == "twin" else frozenset()
@@ -249,6 +266,29 @@ class SimicClient(FrozenPolicy):
         if self.buffer is None or not _same_layouts(before, self._layouts):
             self.buffer = TamiyoRolloutBuffer.allocate(self._horizon, self._observe(state))
         self.buffer.clear()
+        if self._leader is not None:
+            self._leader.begin(state)
+
+    def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
+        """Samples for every env; while it imitates, the teacher's choice takes the place of every other sample."""
+        memory = None if self._decision is None else self._decision.state
+        sampled = super().act(state)
+        if self._leader is None:
+            return sampled
+        taught = self._leader.act(self._with_twins(state))
+        pairs = enumerate(zip(taught, sampled, strict=True))
+        self._specs = tuple(own if position % 2 else lesson for position, (lesson, own) in pairs)
+        self._lesson = self._judge(state, taught, memory).choice
+        self._decision = self._judge(state, self._specs, memory)
+        return self._specs
+
+    def _judge(
+        self, state: ActionExecutionResult, specs: Sequence[ActionSpec], memory: LSTMState | None
+    ) -> PolicyOutput:
+        """What the policy thinks of choices that somebody made."""
+        contexts = zip(specs, state.contexts, strict=True)
+        actions_NH = torch.tensor([action_indices(spec, context.layout) for spec, context in contexts])
+        return self.agent.act_in_groups(self._groups, memory, None, actions_NH)
 
     def compute_reward(self, before: EpochReport, outcome: ActionOutcome, after: EpochReport) -> float:
         """Reward of the next transition of its env's episode, before scaling."""
@@ -263,6 +303,8 @@ class SimicClient(FrozenPolicy):
         assert self.buffer is not None
         assert self._decision is not None
         super().store(before, after)
+        if self._leader is not None:
+            self._leader.store(before, after)
         self._bootstrap_lost(before, after)
         rewards = price_step(self, before, after)
         known = self.scale.count > 0 and self.relative_to is None
@@ -282,12 +324,13 @@ class SimicClient(FrozenPolicy):
 
     def _step(self, after: ActionExecutionResult, scaled: Sequence[float | None]) -> Rollout[RolloutInputs]:
         assert self._decision is not None
+        choice = self._decision.choice if self._lesson is None else self._lesson
         num_envs = len(after.reports)
         return Rollout(
             inputs=step_of(self._groups),
-            actions_TNH=self._decision.choice.actions_BH[None],
-            log_probs_TNH=self._decision.choice.log_probs_BH[None],
-            usable_TNH=self._decision.choice.usable_BH[None],
+            actions_TNH=choice.actions_BH[None],
+            log_probs_TNH=choice.log_probs_BH[None],
+            usable_TNH=choice.usable_BH[None],
             values_TN=self._decision.values_N[None],
             rewards_TN=torch.tensor([[0.0 if reward is None else reward for reward in scaled]]),
             terminated_TN=torch.tensor([[report.terminal for report in after.reports]]),
@@ -314,7 +357,7 @@ class SimicClient(FrozenPolicy):
             rewards_TN = self.buffer.storage.rewards_TN
             rewards_TN.copy_(self.scale.update_and_normalize(rewards_TN, chain(*self._raw_rewards)))
             self._raw_rewards = []
-        metrics = self.agent.update(self.buffer)
+        metrics = self.agent.update(self.buffer, imitate=self._leader is not None)
         metrics["num_rewards_clipped"] = self.scale.num_clipped - self._num_clipped_before
         return metrics
 
@@ -341,13 +384,15 @@ class SimicClient(FrozenPolicy):
         self._raw_rewards = []
 
     def _observe(self, state: ActionExecutionResult) -> tuple[EnvGroup, ...]:
-        if self._twins:
-            masks = tuple(
-                wait_only_masks(context.layout) if position in self._twins else own
-                for position, (context, own) in enumerate(zip(state.contexts, state.post_action_masks, strict=True))
-            )
-            state = replace(state, post_action_masks=masks)
-        return super()._observe(state)
+        return super()._observe(self._with_twins(state))
+
+    def _with_twins(self, state: ActionExecutionResult) -> ActionExecutionResult:
+        """The state in which twins can only wait."""
+        masks = tuple(
+            wait_only_masks(context.layout) if position in self._twins else own
+            for position, (context, own) in enumerate(zip(state.contexts, state.post_action_masks, strict=True))
+        )
+        return replace(state, post_action_masks=masks)
 
     def check_policy(self) -> None:
         """Lets the policy choose again where it chose last: weights that are all finite may be too large to use.

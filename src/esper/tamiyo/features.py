@@ -8,7 +8,7 @@ statistics, flags and one-hots are left alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from esper.leyline import (
@@ -313,6 +313,20 @@ OFFER_COLUMNS: tuple[Column, ...] = (
 )
 """Share of the room left in the budget that a seed would take, plain and in doublings from 1 (reads 0) down."""
 CARD_COLUMNS: tuple[Column, ...] = tuple(column for feature in CARD_FEATURES for column in feature.columns)
+SEES: Mapping[str, tuple[str, ...] | None] = {
+    "all": None,
+    "clock": (
+        "time_share",
+        "time_left_share",
+        "horizon_log2",
+        "budget_left_share",
+        "budget_left_share_measured",
+        "budget_log2",
+        "budget_log2_measured",
+    ),
+}
+"""What a policy may look at: everything, or these global columns beside the names of the blueprints, as a schedule that
+is written down beforehand does. Legality is no observation: both are held to it."""
 
 
 def global_row(view: EnvView) -> tuple[float, ...]:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from esper.evidence.sandbox_training import play_episodes
 from esper.leyline import LifecycleOp
 from esper.simic.agent.policy import unroll, zero_state
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.tamiyo_inputs import BLEND, BLUEPRINT, OP, SLOT, Cards, TamiyoInputs, TamiyoMasks, make_cards
 from esper.simic.agent.tamiyo_network import EMBEDDING, ColumnNorm
-from esper.simic.client import FrozenPolicy
-from esper.tamiyo.features import GLOBAL_COLUMNS, SLOT_COLUMNS
+from esper.simic.client import FrozenPolicy, network_shape
+from esper.tamiyo.features import GLOBAL_COLUMNS, SEES, SLOT_COLUMNS
 from esper.tamiyo.simulation import SimulatedBlueprint
 from tests.fakes import seeds
 from tests.simic.agent.rounds import growth, learn, lived_buffer, play_round, small_agent, small_world
@@ -157,6 +158,43 @@ def test_the_share_of_the_room_left_decides_between_blueprints() -> None:
     assert torch.equal(offered.logits_fn(OP, actions), plain.logits_fn(OP, actions))
     moved = offered.logits_fn(BLUEPRINT, actions) - plain.logits_fn(BLUEPRINT, actions)
     assert (moved - moved[:, :1]).abs().max().item() > 1e-4
+
+
+def test_a_policy_that_goes_by_the_clock_sees_time_and_budget_only() -> None:
+    """Whatever else changes, it scores every head the same; the masks are not its to see through."""
+    spec = small_world()
+    agent = small_agent(spec)
+    rollout = lived_buffer(agent, spec, envs=4).rollout()
+    inputs, actions = rollout.inputs, rollout.actions_TNH.flatten(0, 1)
+    assert isinstance(inputs, TamiyoInputs)
+    noise = torch.Generator().manual_seed(0)
+    columns = agent.shape.global_columns
+
+    def noisy(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor + torch.randn(tensor.shape, generator=noise)
+
+    clock = [columns.index(name) for name in SEES["clock"] or ()]
+    elsewhere = noisy(inputs.obs_TND)
+    elsewhere[..., clock] = inputs.obs_TND[..., clock]
+    later = inputs.obs_TND.clone()
+    later[..., clock] += 1.0
+    others = replace(
+        inputs,
+        obs_TND=elsewhere,
+        slot_obs_TNSF=noisy(inputs.slot_obs_TNSF),
+        offers_TNSPK=noisy(inputs.offers_TNSPK),
+        cards=replace(inputs.cards, rows_SPC=noisy(inputs.cards.rows_SPC)),
+    )
+    blinkered = PPOAgent(network_shape(spec.layout.blueprints, "clock"), agent.config, run_seed=0)
+    for learner, blind in ((agent, False), (PPOAgent.load(blinkered.to_files()), True)):
+        stats = learner.network.obs_norm.stats
+        stats.update(inputs.obs_TND.flatten(0, 1))
+        plain, changed = learner.network(inputs), learner.network(others)
+        assert torch.equal(plain.values_B, changed.values_B) is blind
+        for head in range(4):
+            same = torch.equal(plain.logits_fn(head, actions), changed.logits_fn(head, actions))
+            assert same is blind, (head, blind)
+        assert not torch.equal(plain.values_B, learner.network(replace(inputs, obs_TND=later)).values_B)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 5])

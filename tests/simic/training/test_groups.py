@@ -126,10 +126,12 @@ def test_prices_follow_the_task() -> None:
     assert get_task_spec("nursery").horizon == 30
 
 
-def test_a_run_over_the_nursery_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("imitate_rounds", [0, 2])
+def test_a_run_over_the_nursery_goes_on_to_the_same_bits(tmp_path: Path, imitate_rounds: int) -> None:
     small = replace(
         preset("nursery"), envs=4, groups=2, rounds=2, minibatches=2, width=16, worker_kind="inline", level="off"
     )
+    small = replace(small, imitate_rounds=imitate_rounds)
     with open_session(start_new(small, tmp_path, "whole")) as session:
         session.run()
     with open_session(start_new(small, tmp_path, "parts")) as session:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from esper.leyline import ModelFileError, NumericFailure
 from esper.leyline.files import loads_json, read_regular, write_atomic
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 POLICY_FILE = "policy.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 FACTS_FILE = "agent.json"

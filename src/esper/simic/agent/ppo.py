@@ -95,29 +95,42 @@ class PPOAgent:
 
     @torch.inference_mode()
     def act(
-        self, observation: Observation, cards: Cards, state: LSTMState | None, uniforms_NH: Tensor | None
+        self,
+        observation: Observation,
+        cards: Cards,
+        state: LSTMState | None,
+        uniforms_NH: Tensor | None,
+        actions_NH: Tensor | None = None,
     ) -> PolicyOutput:
         """Chooses for all envs: samples by draws in [0, 1), or, without them, takes the most likely choices.
 
-        `state` is the LSTM state from the last decision; None at the start of the episodes.
+        `state` is the LSTM state from the last decision; None at the start of the episodes. Given `actions_NH`, says
+        what it thinks of those instead.
         """
         forward = self.network(self._with_memory(one_step(observation, cards, state)))
-        choice = choose(forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH)
+        choice = choose(
+            forward.logits_fn, forward.masks, self.exploration, uniforms_BH=uniforms_NH, actions_BH=actions_NH
+        )
         values_N = self.network.value.denormalize(forward.values_B)
         return PolicyOutput(choice=choice, values_N=values_N, state=forward.state)
 
     def act_in_groups(
-        self, groups: Sequence[EnvGroup], state: LSTMState | None, uniforms_NH: Tensor | None
+        self,
+        groups: Sequence[EnvGroup],
+        state: LSTMState | None,
+        uniforms_NH: Tensor | None,
+        actions_NH: Tensor | None = None,
     ) -> PolicyOutput:
         """Chooses for envs of several layouts, with one pass for each. What comes back is in the order of the envs."""
         if len(groups) == 1:
-            return self.act(groups[0].observation, groups[0].cards, state, uniforms_NH)
+            return self.act(groups[0].observation, groups[0].cards, state, uniforms_NH, actions_NH)
         outputs = []
         for group in groups:
             envs_G = group.envs_G
             memory = None if state is None else (state[0][:, envs_G], state[1][:, envs_G])
             uniforms_GH = None if uniforms_NH is None else uniforms_NH[envs_G]
-            outputs.append(self.act(group.observation, group.cards, memory, uniforms_GH))
+            actions_GH = None if actions_NH is None else actions_NH[envs_G]
+            outputs.append(self.act(group.observation, group.cards, memory, uniforms_GH, actions_GH))
         order_N = torch.cat([group.envs_G for group in groups]).argsort()
         return PolicyOutput(
             choice=join_choices([output.choice for output in outputs], order_N),
@@ -138,14 +151,15 @@ class PPOAgent:
         obs_norm, slot_norm = self.network.obs_norm, self.network.slot_norm
         return obs_norm.deviations(observation.obs_ND), slot_norm.deviations(observation.slot_obs_NSF)
 
-    def update(self, buffer: TamiyoRolloutBuffer) -> PPOUpdateMetrics:
+    def update(self, buffer: TamiyoRolloutBuffer, *, imitate: bool = False) -> PPOUpdateMetrics:
         """Learns from a rollout. The buffer is left as it is; several updates over it may follow each other.
 
+        With `imitate` the actions in it are a teacher's: the policy learns to choose them, whatever they brought.
         If no row is valid, or a return is not finite, nothing changes and the metrics say why.
         """
         self.last_ratios_B = None
         rollout, config = buffer.rollout(), self.config
-        settings = UpdateSettings.at(config, self.env_steps, self.exploration)
+        settings = UpdateSettings.at(config, self.env_steps, self.exploration, imitate=imitate)
         if not bool(rollout.valid_TN.any()):
             return skipped_metrics("no valid step", settings, HEAD_NAMES)
         experience = with_gae(

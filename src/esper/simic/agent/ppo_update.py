@@ -39,12 +39,21 @@ class UpdateSettings:
     learning_rate: float
     entropy_coef: float
     exploration: Exploration
+    imitate: bool
+    """True where actions are a teacher's: their likelihood is raised, and no ratio limits how far."""
 
     @classmethod
-    def at(cls, config: PPOConfig, env_steps: int, exploration: Exploration) -> UpdateSettings:
+    def at(
+        cls, config: PPOConfig, env_steps: int, exploration: Exploration, *, imitate: bool = False
+    ) -> UpdateSettings:
         """The settings after so many env steps."""
-        learning_rate, entropy_coef = config.learning_rate_at(env_steps), config.entropy_coef_at(env_steps)
-        return cls(config=config, learning_rate=learning_rate, entropy_coef=entropy_coef, exploration=exploration)
+        return cls(
+            config=config,
+            learning_rate=config.learning_rate_at(env_steps),
+            entropy_coef=config.entropy_coef_at(env_steps),
+            exploration=exploration,
+            imitate=imitate,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +65,7 @@ class Losses:
     entropy: Tensor
     total: Tensor
     joint_log_ratio_B: Tensor
-    """Of the whole action, on rows where anything was decided."""
+    """Of the whole action, on rows where anything was decided; none where a teacher decided."""
     head_sums_4H: Tensor
     """Per head, summed over usable rows: entropy share, k3 KL, clipped, rows."""
     memory_TNW: Tensor
@@ -162,7 +171,8 @@ def compute_losses(
     advantages_BH = rows(experience.advantages_TNH)
     ratio_BH = log_ratio_BH.exp()
     clipped_BH = ratio_BH.clamp(1.0 - config.clip_ratio, 1.0 + config.clip_ratio)
-    policy_loss = -(weights_BH * torch.minimum(ratio_BH * advantages_BH, clipped_BH * advantages_BH)).sum()
+    gained_BH = torch.minimum(ratio_BH * advantages_BH, clipped_BH * advantages_BH)
+    policy_loss = -(weights_BH * (log_probs_BH if settings.imitate else gained_BH)).sum()
     entropy_loss = (weights_BH * torch.cat([choice.prior_gaps_BH for choice in choices])).sum()
     valid_B = rows(rollout.valid_TN)
     targets_B = policy.value.normalize(rows(experience.returns_TN))
@@ -174,7 +184,7 @@ def compute_losses(
         value=value_loss,
         entropy=entropy_loss,
         total=policy_loss + config.value_coef * value_loss + settings.entropy_coef * entropy_loss,
-        joint_log_ratio_B=log_ratio_BH.detach().sum(dim=1)[usable_BH.any(dim=1)],
+        joint_log_ratio_B=log_ratio_BH.detach().sum(dim=1)[usable_BH.any(dim=1) & (not settings.imitate)],
         head_sums_4H=_head_sums(entropies_BH, log_ratio_BH.detach(), usable_BH, config.clip_ratio),
         memory_TNW=torch.cat([forward.memory_TNW for forward in forwards], dim=1),
         cells_1NW=torch.cat([forward.state[1] for forward in forwards], dim=1),

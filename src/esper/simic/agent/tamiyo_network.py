@@ -9,7 +9,7 @@ It knows no rules of legality and no meaning of features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -47,6 +47,8 @@ class NetworkShape:
     offer_columns: tuple[str, ...]
     blueprints: tuple[str, ...]
     """Blueprints with an embedding of their own. Others are judged by their card alone."""
+    seen_columns: tuple[str, ...] | None
+    """Global columns that reach the network; slots, cards and offers then do not. None: it sees everything."""
 
 
 class ColumnNorm(nn.Module):
@@ -76,6 +78,8 @@ class ColumnNorm(nn.Module):
 class TamiyoNetwork(nn.Module):
     """Policy and state value over factored lifecycle actions."""
 
+    seen_D: Tensor | None
+
     def __init__(self, shape: NetworkShape, *, width: int, op_prior: tuple[float, ...], generator: torch.Generator):
         super().__init__()
         self.obs_norm = ColumnNorm(shape.global_normalised)
@@ -102,6 +106,9 @@ class TamiyoNetwork(nn.Module):
         self.blend_head = nn.Sequential(
             empty_linear(width + ENCODING, ENCODING), nn.SiLU(), empty_linear(ENCODING, len(BLENDS))
         )
+        seen, columns = shape.seen_columns, shape.global_columns
+        seen_D = None if seen is None else torch.tensor([name in seen for name in columns])
+        self.register_buffer("seen_D", seen_D, persistent=False)
         self._initialize(op_prior, generator)
 
     @torch.no_grad()
@@ -119,8 +126,14 @@ class TamiyoNetwork(nn.Module):
 
     def forward(self, inputs: TamiyoInputs) -> ForwardPass:
         """Runs T steps of N envs."""
-        slots_TNSE = self.slot_encoder(self.slot_norm(inputs.slot_obs_TNSF))
-        pooled = [self.obs_encoder(self.obs_norm(inputs.obs_TND)), slots_TNSE.mean(dim=2), slots_TNSE.amax(dim=2)]
+        obs_TND, slot_obs_TNSF = self.obs_norm(inputs.obs_TND), self.slot_norm(inputs.slot_obs_TNSF)
+        offers_TNSPK, cards = inputs.offers_TNSPK, inputs.cards
+        if self.seen_D is not None:
+            obs_TND = torch.where(self.seen_D, obs_TND, 0.0)
+            slot_obs_TNSF, offers_TNSPK = torch.zeros_like(slot_obs_TNSF), torch.zeros_like(offers_TNSPK)
+            cards = replace(cards, rows_SPC=torch.zeros_like(cards.rows_SPC))
+        slots_TNSE = self.slot_encoder(slot_obs_TNSF)
+        pooled = [self.obs_encoder(obs_TND), slots_TNSE.mean(dim=2), slots_TNSE.amax(dim=2)]
         trunk_TNW = self.trunk(torch.cat(pooled, dim=-1))
         state = inputs.state if inputs.state is not None else zero_state(self.memory, trunk_TNW.shape[1])
         memory_TNW, state = unroll(self.memory, trunk_TNW, state, inputs.starts_TN)
@@ -130,8 +143,8 @@ class TamiyoNetwork(nn.Module):
                 self._logits,
                 trunk_BW,
                 slots_TNSE.flatten(0, 1),
-                self._encode_cards(inputs.cards),
-                inputs.offers_TNSPK.flatten(0, 1),
+                self._encode_cards(cards),
+                offers_TNSPK.flatten(0, 1),
             ),
             masks=inputs.masks.map(lambda mask: mask.flatten(0, 1)),
             values_B=self.value(trunk_BW),

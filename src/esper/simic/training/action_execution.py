@@ -9,6 +9,7 @@ from typing import Protocol
 from esper.kasmina import apply_op, begin_epoch, resolve_target_slot
 from esper.leyline import (
     BLENDS,
+    HEAD_NAMES,
     OPS,
     ActionExecutionResult,
     ActionOutcome,
@@ -70,6 +71,18 @@ def parse_sampled_action(env_id: int, action: ActionDict, layout: HostLayout) ->
     if "blend" in used:
         blend = tuple(BLENDS)[_inside("blend", action["blend"], len(BLENDS))]
     return ActionSpec(env_id=env_id, op=op, slot=slot, blueprint=blueprint, blend=blend)
+
+
+def action_indices(spec: ActionSpec, layout: HostLayout) -> list[int]:
+    """The other way round: one index per head in storage order; 0 for heads that the op does not use."""
+    tables: dict[str, Sequence[object]] = {
+        "op": OPS,
+        "slot": layout.slot_ids,
+        "blueprint": layout.blueprints,
+        "blend": tuple(BLENDS),
+    }
+    chosen = {head: getattr(spec, head) for head in HEAD_NAMES}
+    return [0 if chosen[head] is None else tables[head].index(chosen[head]) for head in HEAD_NAMES]
 
 
 def _inside(head: str, index: int, size: int) -> int:

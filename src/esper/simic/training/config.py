@@ -31,6 +31,7 @@ from esper.simic.rewards import DEFAULT_MODE, RewardWeights, get_mode
 from esper.simic.rewards.groups import RELATIVE_TO
 from esper.simic.telemetry.telemetry_config import Exporter, TelemetryConfig, TelemetryLevel
 from esper.simic.training.runner import calculate_entropy_anneal_steps
+from esper.tamiyo.features import SEES
 from esper.tolaria.executor.available import BACKENDS
 from esper.tolaria.kinds import AUTO, RAY_HELP, WORKER_KINDS, find_worker_kind, worker_kind_names
 
@@ -135,6 +136,16 @@ class TrainingConfig(Hyperparameters):
         default_factory=RewardWeights, metadata={"group": "reward", "help": "prices in units of score"}
     )
 
+    sees: str = option(
+        f"what the policy looks at: {', '.join(SEES)}; clock: time and budget only, to learn what the rest is worth",
+        "all",
+    )
+    imitate_rounds: int = option(
+        "first rounds in which the policy learns to do what the rule `largest` would; the rule decides on half of the "
+        "hosts, the policy on the others",
+        0,
+        EPOCHS,
+    )
     minibatches: int | None = option(
         f"groups of whole env sequences per pass; default: {MINIBATCHES}, at most one per env", None, ENVS
     )
@@ -167,6 +178,7 @@ class TrainingConfig(Hyperparameters):
         _one_of("level", self.level, LEVELS)
         _one_of("console", self.console, CONSOLES)
         get_mode(self.reward_mode)
+        _one_of("sees", self.sees, tuple(SEES))
         _one_of("relative_to", self.relative_to, ("nothing", *RELATIVE_TO))
         self._check_together()
         self._check_groups()

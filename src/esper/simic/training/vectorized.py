@@ -14,8 +14,10 @@ from esper.leyline import (
     AnomalyDebug,
     BatchSummary,
     EventSink,
+    FeatureContext,
     HostLayout,
     LayerGradientStats,
+    PolicyProtocol,
     SeenByPolicy,
     StorageError,
     TelemetryLevel,
@@ -32,6 +34,7 @@ from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
+from esper.simic.run.pretrained import BEST_RULE
 from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_dir import CALIBRATIONS_DIR, RunDir
 from esper.simic.run.run_state import RunState, load_policy
@@ -54,6 +57,7 @@ from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing, Ta
 from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
+from esper.tamiyo.side_by_side import OnePerHost
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.kinds import AUTO, find_worker_kind
 from esper.tolaria.pool import EnginePool
@@ -377,13 +381,31 @@ def _client(
         )
     if saved is None:
         ppo = config.ppo_config(episode_length=task.horizon, gamma=gamma)
-        agent = PPOAgent(network_shape(layout.blueprints), ppo, run_seed=config.seed)
+        shape = network_shape(layout.blueprints, config.sees)
+        agent = PPOAgent(shape, ppo, run_seed=config.seed)
         if config.warm_start is not None:
-            agent = warm_started(load_policy(config.warm_start).agent, ppo, run_seed=config.seed)
+            trained = load_policy(config.warm_start).agent
+            if trained.shape.seen_columns != shape.seen_columns:
+                raise ValueError(f"warm_start: the trained policy sees other columns than --sees {config.sees}")
+            agent = warm_started(trained, ppo, run_seed=config.seed)
     else:
         assert saved.agent is not None
         assert saved.reward_scale is not None
         agent = saved.agent
         scaling.load_state_dict(saved.reward_scale)
     relative_to = None if config.relative_to == "nothing" else config.relative_to
-    return SimicClient(agent, rewards, scaling, horizon=task.horizon, run_seed=config.seed, relative_to=relative_to)
+    return SimicClient(
+        agent,
+        rewards,
+        scaling,
+        horizon=task.horizon,
+        run_seed=config.seed,
+        relative_to=relative_to,
+        teacher=OnePerHost(_best_rule),
+        imitate_rounds=config.imitate_rounds,
+    )
+
+
+def _best_rule(context: FeatureContext, horizon: int) -> PolicyProtocol:
+    setting = Setting(layout=context.layout, lifecycle=context.lifecycle, run_seed=0)  # it draws nothing
+    return make_controller(BEST_RULE, setting)
