@@ -94,7 +94,7 @@ def _no_optimizer_file(files: dict[str, bytes]) -> None:
         (_without_a_tensor, "missing .'op_embedding'"),
         (_of_another_shape, r"op_embedding has shape \(5, 3\), expected \(5, 16\)"),
         (_half_an_optimizer, "optimizer.safetensors: missing"),
-        (_another_format, "format 99; this release reads format 2"),
+        (_another_format, "format 99; this release reads format 3"),
         (_no_config, "does not describe an agent"),
         (_pickled, "not a safetensors file"),
         (_no_optimizer_file, "optimizer.safetensors is missing"),

@@ -39,7 +39,7 @@ class UpdateSettings:
     learning_rate: float
     entropy_coef: float
     exploration: Exploration
-    imitate: bool
+    imitate: bool = False
     """True where actions are a teacher's: their likelihood is raised, and no ratio limits how far."""
 
     @classmethod
