@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,9 +16,11 @@ from esper.evidence.universal import (
     kept_by_host,
     report_text,
     run_universal,
-    task_folder,
 )
 from esper.runtime.nursery import heldout_list
+from esper.simic.run.session import start_new
+from esper.simic.training.config import preset, with_overrides
+from esper.simic.training.vectorized import open_session
 
 
 def test_tasks_are_spread_over_the_list_and_every_kind_keeps_its_share() -> None:
@@ -75,27 +78,44 @@ def test_nothing_played_is_said(tmp_path: Path) -> None:
         report_text(collect_rows(tmp_path))
 
 
+def trained(folder: Path, name: str, **changes: object) -> str:
+    """A policy after one small round over the nursery."""
+    small = {"envs": 4, "groups": 2, "rounds": 1, "minibatches": 2, "width": 16, "level": "off"}
+    config = with_overrides(preset("nursery"), {**small, "backend": "auto", "worker_kind": "inline", **changes})
+    with open_session(start_new(config, folder, name)) as session:
+        session.run()
+    return str(folder / name)
+
+
 @pytest.mark.slow
 def test_a_small_study_goes_all_the_way_and_is_not_played_twice(tmp_path: Path) -> None:
     plan = UniversalPlan(
-        folder=tmp_path,
-        policies=(),
-        blinkered=(),
+        folder=tmp_path / "study",
+        policies=tuple(trained(tmp_path, f"policy-{seed}", seed=seed) for seed in range(2)),
+        blinkered=(trained(tmp_path, "blinkered-0", sees="clock"),),
         tasks=2,
-        seeds=1,
+        seeds=2,
         search_episodes=(4,),
         tuning_tasks=1,
         workers=1,
-        data_dir=tmp_path,
+        data_dir=None,
     )
     said: list[str] = []
     report = run_universal(plan, said.append)
-    rows = collect_rows(tmp_path)
-    assert set(rows.arm) >= {"wait_only", "largest", "search_random", "search_tpe", "random"}
-    assert (tmp_path / "rows.csv").is_file()
-    assert (tmp_path / "report.md").read_text() == report
-    before = {place: place.stat().st_mtime_ns for place in tmp_path.rglob("results.csv")}
+    rows = collect_rows(plan.folder)
+    policies = rows.groupby("arm").policy_id.nunique()
+    assert policies["ppo_greedy"] == policies["open_loop"] == 2
+    assert policies["blinkered"] == 1
+    assert set(rows[rows.arm == "blinkered"].policy_id).isdisjoint(rows[rows.arm == "ppo_greedy"].policy_id)
+    assert set(rows.arm) >= {"wait_only", "largest", "search_random", "search_tpe", "random", "ppo_sampled"}
+    runs = rows.groupby(["task", "arm", "policy_id", "run_seed", "episodes"]).size()
+    assert runs.max() == 1, "no run is counted twice"
+    assert "D4: above blinkered | not measured" not in report
+    assert (plan.folder / "universal.png").is_file()
+    assert (plan.folder / "report.md").read_text() == report
+    before = {place: place.stat().st_mtime_ns for place in plan.folder.rglob("results.csv")}
     assert before
     run_universal(plan, said.append)
-    assert {place: place.stat().st_mtime_ns for place in tmp_path.rglob("results.csv")} == before
-    assert task_folder(tmp_path, "heldout:0") == tmp_path / "heldout-0"
+    assert {place: place.stat().st_mtime_ns for place in plan.folder.rglob("results.csv")} == before
+    with pytest.raises(ValueError, match="policy-0 sees everything; a blinkered policy is trained with --sees clock"):
+        run_universal(replace(plan, blinkered=plan.policies), said.append)
