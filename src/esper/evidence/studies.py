@@ -53,7 +53,6 @@ _FRONTIER = Study(
     arms=("schedule", "largest", "search_tpe", "static_final", "static_frontier"),
     subject="search_tpe",
     policies=0,
-    search_episodes=240,
 )
 
 UNIVERSAL = "universal"
@@ -75,7 +74,6 @@ STUDIES: dict[str, Study] = {
         description="digits, 1,300 parameters: every rule, both searches and an outside library",
         budgets=(1_300,),
         arms=(*RIVALS, "gromo", "static_final", "static_frontier"),
-        search_episodes=960,
     ),
     "rivals-blind": replace(
         _FRONTIER,
@@ -83,7 +81,6 @@ STUDIES: dict[str, Study] = {
         task="digits_blind",
         budgets=(1_300,),
         arms=(*RIVALS, "static_final", "static_frontier"),
-        search_episodes=960,
     ),
     "frontier-fashion": replace(
         _FRONTIER,
