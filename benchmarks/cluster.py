@@ -17,6 +17,7 @@ def bench_cluster_command(
     envs: Annotated[int, tyro.conf.arg(help="Hosts side by side.")] = 16,
     workers: Annotated[int, tyro.conf.arg(help="Real workers of each kind.")] = 2,
     steps: Annotated[int, tyro.conf.arg(help="Steps measured with each kind, in turns.")] = 20,
+    backend: Annotated[str, tyro.conf.arg(help="What trains the hosts: auto, native or torch.")] = "auto",
     ray_address: Annotated[
         str | None, tyro.conf.arg(help="Cluster to measure; default: one on this machine, for this benchmark.")
     ] = None,
@@ -39,7 +40,7 @@ def bench_cluster_command(
         raise ValueError(f"--most must be in 0..{hosts} (at most one worker per host), got {most}")
     console = plain_console()
     with console.status(Text(f"{task}: {envs} hosts on {workers} workers of each kind")):
-        figures = measure_transports(task, envs, workers, steps, ray_address)
+        figures = measure_transports(task, envs, workers, steps, backend, ray_address)
     sizes = sorted({count for count in (1, 4, 16, 64, 250, 1_000, most) if 0 < count <= most})
     figures["rehearsals"] = []
     for count in sizes:

@@ -20,6 +20,7 @@ from benchmarks.plain_loops import BenchWorker, Usage
 from esper.leyline import derive_seed, record
 from esper.runtime.tasks import load_task_data
 from esper.simic.training.action_execution import execute_actions, observe_reset
+from esper.simic.training.backend import choose_backend
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.env_factory import WorkerSpec, make_worker_spec
 from esper.simic.training.rollout import episode_seeds
@@ -53,10 +54,14 @@ def build_echo_worker(spec: WorkerSpec, beat: Beat) -> EchoWorker:
 # ---- real workers
 
 
-def measure_transports(task: str, envs: int, workers: int, steps: int, address: str | None) -> dict[str, Any]:
+def measure_transports(
+    task: str, envs: int, workers: int, steps: int, backend: str, address: str | None
+) -> dict[str, Any]:
     """Start, calls and steps of processes and of a cluster; their steps are taken in turns."""
     chosen = bench_task(task, None, steps)
-    spec, pools, kinds = make_worker_spec(chosen, load_task_data(chosen)), {}, {}
+    data = load_task_data(chosen)
+    backend = choose_backend(backend, chosen, data).name
+    spec, pools, kinds = make_worker_spec(chosen, data, backend=backend), {}, {}
     try:
         for kind in ("process", "ray"):
             started = time.perf_counter()
@@ -77,7 +82,14 @@ def measure_transports(task: str, envs: int, workers: int, steps: int, address: 
         for pool in pools.values():
             pool.close()
     host_epoch_s = kinds["process"]["work_s"] / math.ceil(envs / workers)
-    return {"task": task, "envs": envs, "workers": workers, "host_epoch_s": host_epoch_s, "kinds": kinds}
+    return {
+        "task": task,
+        "envs": envs,
+        "workers": workers,
+        "backend": backend,
+        "host_epoch_s": host_epoch_s,
+        "kinds": kinds,
+    }
 
 
 def _calls(pool: EnginePool) -> dict[str, float]:
@@ -201,7 +213,7 @@ def rehearse(figures: Mapping[str, Any], workers: int, hosts: int, epochs: int, 
     register_worker_kind(WorkerKind(name=KIND, description="for this benchmark", open=open_sleeping))
     config = TrainingConfig(
         task=figures["task"], rounds=1, envs=hosts, episode_length=epochs, calibration_runs=0, worker_kind=KIND,
-        workers=workers,
+        workers=workers, backend="torch",
     )  # fmt: skip
     started = clock.now()
     with warnings.catch_warnings():
@@ -230,7 +242,8 @@ def rehearse(figures: Mapping[str, Any], workers: int, hosts: int, epochs: int, 
 def show(console: Console, figures: Mapping[str, Any]) -> None:
     """Both tables."""
     table = Table(
-        title=f"{figures['task']}: {figures['envs']} hosts on {figures['workers']} workers", title_justify="left"
+        title=f"{figures['task']}, {figures['backend']}: {figures['envs']} hosts on {figures['workers']} workers",
+        title_justify="left",
     )
     for name in (
         "kind",
@@ -249,8 +262,8 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
             f"{found['start_s']:.1f}",
             f"{found['call_ms']:.2f}",
             f"{found['large_call_ms']:.2f}",
-            f"{1e3 * found['step_s']:.0f}",
-            f"{1e3 * found['work_s']:.0f}",
+            f"{1e3 * found['step_s']:.3g}",
+            f"{1e3 * found['work_s']:.3g}",
             f"{found['transport_share']:.2%}",
             f"{found['outside_share']:.1%}",
         )
@@ -260,7 +273,7 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
     first = figures["rehearsals"][0]
     table = Table(
         title=f"Rehearsed: rounds of {first['hosts']:,} hosts x {first['epochs']} epochs, {first['spread']:g} spread, "
-        f"{1e3 * figures['host_epoch_s']:.0f} ms per host epoch",
+        f"{1e3 * figures['host_epoch_s']:.3g} ms per host epoch",
         title_justify="left",
     )
     for name in ("workers", "round s", "host epochs/s", "speed-up", "idle", "parent", "of it update"):

@@ -261,10 +261,10 @@ def grow(pool: EnginePool, envs: int, repeats: int) -> list[dict[str, Any]]:
     rows = []
     for limit in range(min(3, len(pool.context.layout.slots)) + 1):
         state = observe_reset(pool, episode_seeds(0, 2 + limit, envs))
-        controller, meter = GrowToLimit(pool.context.layout, limit), Meter(pool)
+        controller = GrowToLimit(pool.context.layout, limit)
         for _ in range(2 * limit + 4):  # long enough to plant and blend every seed
             state = _play(pool, controller, state)
-        ratios, gains = [], []
+        meter, ratios, gains = Meter(pool), list[float](), list[float]()
         for epoch in range(repeats):
             _, plain = meter.measure(pool.ask_all, "plain_epoch", epoch)
             state, engine = meter.measure(_play, pool, controller, state)
