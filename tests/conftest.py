@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -27,3 +28,9 @@ def pytest_configure() -> None:
     for signum, usual in STOPS.items():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, usual)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported stays: no collection of garbage walks through it again, and some libraries ask often."""
+    gc.collect()
+    gc.freeze()

@@ -66,6 +66,11 @@ def manifest(
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
+MEANS = {"wait_only": 40.0, "schedule": 84.0, "static_final": 84.0, "static_200": 82.0}
+FOUND = manifest(tuple(MEANS), subject="schedule", learning_checks=(), policies=())
+"""Without a policy: what a schedule brings beside plain networks."""
+
+
 def row(arm: str, run_seed: int, accuracy: float, policy_id: str = "", **changes: object) -> RunResult:
     plain = RunResult(
         setup="setup",

@@ -83,13 +83,17 @@ def test_a_claim_without_one_of_its_control_arms_is_invalid(arm: str) -> None:
 def test_learning_checks_and_controls_come_before_any_interval() -> None:
     failed = CheckResult(name="x", passed=False, found="bad", limit="good")
     unread = CheckResult(name="x", passed=None, found="no log", limit="good")
-    made = rows(manifest(ARMS), WELL)
-    assert outcomes(manifest(ARMS, learning_checks=(failed,)), made)["C"] is ClaimOutcome.NOT_LEARNED
-    assert outcomes(manifest(ARMS, controls=(failed,)), made)["C"] is ClaimOutcome.CONTROL_FAILED
-    assert outcomes(manifest(ARMS, controls=(unread,)), made)["C"] is ClaimOutcome.CONTROL_FAILED
-    assert outcomes(manifest(ARMS, controls=()), made)["C"] is ClaimOutcome.CONTROL_FAILED
-    both = manifest(ARMS, learning_checks=(failed,), controls=(failed,))
-    assert outcomes(both, made)["C"] is ClaimOutcome.NOT_LEARNED
+    seen = summary(manifest(ARMS), rows(manifest(ARMS), WELL))
+
+    def outcome(**checks: object) -> ClaimOutcome:
+        found = manifest(ARMS, **checks)  # type: ignore[arg-type]
+        return next(verdict.outcome for verdict in judge_claims(found, seen) if verdict.letter == "C")
+
+    assert outcome(learning_checks=(failed,)) is ClaimOutcome.NOT_LEARNED
+    assert outcome(controls=(failed,)) is ClaimOutcome.CONTROL_FAILED
+    assert outcome(controls=(unread,)) is ClaimOutcome.CONTROL_FAILED
+    assert outcome(controls=()) is ClaimOutcome.CONTROL_FAILED
+    assert outcome(learning_checks=(failed,), controls=(failed,)) is ClaimOutcome.NOT_LEARNED
 
 
 def test_a_policy_without_a_log_has_no_valid_claim() -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import resource
+import shutil
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,10 +19,8 @@ from esper.evidence.figures import PICTURES, _mean_curves
 from esper.evidence.manifest import MANIFEST, EvaluationManifest
 from esper.evidence.publication import publish
 from esper.evidence.results import CURVE_COLUMNS, CURVES, RESULTS, TOPOLOGIES, ResultStore, Topology, read_results
-from tests.evidence.made_up import manifest, row, rows, write
+from tests.evidence.made_up import FOUND, MEANS, manifest, row, rows, write
 
-ARMS = ["wait_only", "schedule", "static_final", "static_200"]
-MEANS = {"wait_only": 40.0, "schedule": 84.0, "static_final": 84.0, "static_200": 82.0}
 DERIVED = (
     "summary.json",
     "report.md",
@@ -33,45 +32,38 @@ DERIVED = (
     "growth.csv",
     *PICTURES,
 )
-FOUND = manifest(ARMS, subject="schedule", learning_checks=(), policies=())
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in DERIVED}
 
 
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("evaluated")
-    write(folder, FOUND, rows(FOUND, MEANS))
-    return folder
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No plot library, so no figures, which take long."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
-def test_the_same_files_make_the_same_bytes(evaluated: Path, tmp_path: Path) -> None:
-    publish(evaluated, tmp_path / "one")
-    publish(evaluated, tmp_path / "two")
-    reversed_rows = tmp_path / "reversed"
-    write(reversed_rows, FOUND, rows(FOUND, MEANS), order=lambda made: made.reverse())
-    publish(reversed_rows, reversed_rows)
-    assert files(tmp_path / "one") == files(tmp_path / "two") == files(reversed_rows)
+def test_the_same_rows_in_any_order_make_the_same_bytes(published: Path, tmp_path: Path) -> None:
+    write(tmp_path, FOUND, rows(FOUND, MEANS), order=lambda made: made.reverse())
+    publish(tmp_path, tmp_path)
+    assert files(tmp_path) == files(published)
 
 
-def test_one_changed_row_changes_what_is_shown(evaluated: Path, tmp_path: Path) -> None:
-    publish(evaluated, tmp_path / "one")
+def test_one_changed_row_changes_what_is_shown(published: Path, tmp_path: Path) -> None:
     made = rows(FOUND, MEANS)
     other = [*made[:-1], row(made[-1].arm, made[-1].run_seed, 10.0)]
     write(tmp_path / "other", FOUND, other)
     publish(tmp_path / "other", tmp_path / "other")
-    same = [name for name in DERIVED if files(tmp_path / "one")[name] == files(tmp_path / "other")[name]]
+    same = [name for name in DERIVED if files(published)[name] == files(tmp_path / "other")[name]]
     assert same == ["growth.csv", "growth.png"], "what grew when is the same, every figure of merit is not"
 
 
-def test_the_report_names_all_that_a_reader_must_know(evaluated: Path, tmp_path: Path) -> None:
-    publish(evaluated, tmp_path)
-    report = (tmp_path / "report.md").read_text()
+def test_the_report_names_all_that_a_reader_must_know(published: Path) -> None:
+    report = (published / "report.md").read_text()
     for words in ("A. growing pays: BETTER", "20 pairs", "opened 1 times", "esper evaluate", "nothing was tuned"):
         assert words in report
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary = json.loads((published / "summary.json").read_text())
     assert summary["verdicts"][0]["outcome"] == "BETTER"
     (pair,) = [pair for pair in summary["subject_against"] if pair["second"] == "wait_only"]
     assert pair["mean"] == pytest.approx(44.0, abs=0.5)
@@ -79,7 +71,8 @@ def test_the_report_names_all_that_a_reader_must_know(evaluated: Path, tmp_path:
     assert summary["arms"]["schedule"]["figures"]["params"]["mean"] == 100
 
 
-def test_a_lost_row_is_told_and_invalid(evaluated: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("undrawn")
+def test_a_lost_row_is_told_and_invalid(tmp_path: Path) -> None:
     write(tmp_path, FOUND, rows(FOUND, MEANS)[1:])
     published = publish(tmp_path, tmp_path)
     assert published.verdicts[0].outcome is ClaimOutcome.INVALID
@@ -87,6 +80,7 @@ def test_a_lost_row_is_told_and_invalid(evaluated: Path, tmp_path: Path) -> None
     assert not published.summary.against_baseline, "no arm is compared with an incomplete one"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_run_stays_in_its_pair_and_is_named(tmp_path: Path) -> None:
     made = rows(FOUND, MEANS)
     made[25] = row("schedule", made[25].run_seed, 10.0, status="failed: it broke")
@@ -98,24 +92,20 @@ def test_a_failed_run_stays_in_its_pair_and_is_named(tmp_path: Path) -> None:
     assert f"schedule, run seed {made[25].run_seed}: failed: it broke." in (tmp_path / "report.md").read_text()
 
 
-def test_figures_are_also_numbers(evaluated: Path, tmp_path: Path) -> None:
-    publish(evaluated, tmp_path)
-    with (tmp_path / "frontier.csv").open() as file:
+def test_figures_are_also_numbers(published: Path) -> None:
+    with (published / "frontier.csv").open() as file:
         points = {point["arm"]: point for point in csv.DictReader(file)}
     assert float(points["schedule"]["score"]) == pytest.approx(84, abs=2)
-    with (tmp_path / "mean_curves.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(ARMS) * FOUND.horizon
-    with (tmp_path / "growth.csv").open() as file:
+    with (published / "mean_curves.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(FOUND.arms) * FOUND.horizon
+    with (published / "growth.csv").open() as file:
         assert {line["blueprint"] for line in csv.DictReader(file)} == {"cnn.conv"}
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in PICTURES)
+    assert all((published / name).read_bytes().startswith(b"\x89PNG") for name in PICTURES)
 
 
-def test_without_the_plot_library_all_else_is_written(
-    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    published = publish(evaluated, tmp_path)
-    assert not published.drawn
+@pytest.mark.usefixtures("undrawn")
+def test_without_the_plot_library_all_else_is_written(published: Path, tmp_path: Path) -> None:
+    assert not publish(published, tmp_path).drawn
     assert "pip install 'esper-growth[plots]'" in (tmp_path / "report.md").read_text()
     assert not (tmp_path / PICTURES[0]).exists()
 
@@ -157,7 +147,7 @@ def test_a_row_that_lacks_its_last_fields_is_refused(tmp_path: Path) -> None:
 
 
 def test_manifests_of_the_format_before_are_read_and_others_refused(tmp_path: Path) -> None:
-    found = manifest(ARMS)
+    found = manifest(FOUND.arms)
     found.save(tmp_path)
     facts = json.loads((tmp_path / MANIFEST).read_text())
     assert EvaluationManifest.load(tmp_path) == found
@@ -210,11 +200,10 @@ def test_a_manifest_that_no_reader_can_hold_is_named(text: str, tmp_path: Path) 
         EvaluationManifest.load(tmp_path)
 
 
-def test_links_in_a_folder_of_results_are_not_written_through(tmp_path: Path) -> None:
+def test_links_in_a_folder_of_results_are_not_written_through(published: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need the extra `plots`")
     results, mine = tmp_path / "theirs", tmp_path / "mine"
-    write(results, FOUND, rows(FOUND, MEANS))
-    publish(results, results)
+    shutil.copytree(published, results)
     made = [path for path in results.iterdir() if path.name not in (RESULTS, CURVES, TOPOLOGIES, "manifest.json")]
     assert len(made) > 5
     mine.write_text("precious")

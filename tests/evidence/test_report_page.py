@@ -8,25 +8,16 @@ from pathlib import Path
 import pytest
 
 from esper.evidence.manifest import EvaluationSession
-from esper.evidence.publication import CAPTIONS, publish, report_page
+from esper.evidence.publication import CAPTIONS, report_page
 from esper.scripts.cli import main
-from tests.evidence.made_up import rows, write
-from tests.evidence.test_publication import FOUND, MEANS
+from tests.evidence.made_up import FOUND, MEANS, rows, write
 from tests.karn.test_report import Page, needs_browser, show
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>"
 
 
-@pytest.fixture
-def evaluated(tmp_path: Path) -> Path:
-    folder = tmp_path / "evaluated"
-    write(folder, FOUND, rows(FOUND, MEANS))
-    publish(folder, folder)
-    return folder
-
-
-def test_the_page_has_claims_arms_figures_and_provenance(evaluated: Path) -> None:
-    page = Page((evaluated / "report.html").read_text(encoding="utf-8"))
+def test_the_page_has_claims_arms_figures_and_provenance(published: Path) -> None:
+    page = Page((published / "report.html").read_text(encoding="utf-8"))
     assert page.open == []
     text = " ".join(page.words)
     for words in (
@@ -42,9 +33,9 @@ def test_the_page_has_claims_arms_figures_and_provenance(evaluated: Path) -> Non
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
 
 
-def test_it_can_be_made_again_from_the_folder(evaluated: Path, tmp_path: Path) -> None:
-    main(["report", str(evaluated), "--out", str(tmp_path / "again.html")])
-    assert (tmp_path / "again.html").read_bytes() == (evaluated / "report.html").read_bytes()
+def test_it_can_be_made_again_from_the_folder(published: Path, tmp_path: Path) -> None:
+    main(["report", str(published), "--out", str(tmp_path / "again.html")])
+    assert (tmp_path / "again.html").read_bytes() == (published / "report.html").read_bytes()
 
 
 def test_figures_that_are_missing_are_told(tmp_path: Path) -> None:

@@ -33,8 +33,9 @@ def test_a_browser_shows_the_report_of_a_real_run(tmp_path):
     words = " ".join(page.words)
     assert "completed after 2 rounds" in words
     assert "The record is whole." in words
-    _, complaints = show(path, tmp_path)
+    shot, complaints = show(path, tmp_path)
     assert complaints == []
+    assert imread(shot).shape[:2] == (3600, 1100)
     for section, color, num_pixels in DRAWN:
         alone = tmp_path / f"{section}.html"
         alone.write_text(only(section, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="reports need the extra `runs`")
 pytest.importorskip("jinja2", reason="reports need the extra `runs`")
 
-from esper.karn import report
+from esper.karn import charts, report
 from esper.karn.charts import BLUE, GREEN, ORANGE, PINK, VERMILION, YELLOW
 from esper.karn.report import make_report
 from esper.leyline import Severity
@@ -74,17 +74,41 @@ class Page(HTMLParser):
         self.words.append(data)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+def write_whole_run(folder: Path) -> Path:
     """A completed run whose record is whole."""
-    log = write_run(tmp_path, rounds=8, finish=False)
+    log = write_run(folder, rounds=8, finish=False)
     where = {"round": 7, "episode": 7, "env": 1, "epoch": 2}
     log.emit(T.GOVERNOR_STATE_CHANGED, governor_changed(), Severity.CRITICAL, **where)
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.WARNING, round=7)
     log.emit(T.RUN_ENDED, ended(num_rounds_total=8))
-    seal(tmp_path)
-    (tmp_path / "config.json").write_text('{"task": "digits_mlp", "seed": 7}')
-    return tmp_path
+    seal(folder)
+    (folder / "config.json").write_text('{"task": "digits_mlp", "seed": 7}')
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_whole_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """To be read only."""
+    return write_whole_run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def text(whole: Path) -> str:
+    return make_report(whole, WALL)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are what takes long, and many tests read words only."""
+    monkeypatch.setattr(charts, "svg_of", lambda figure: "<svg/>")
+
+
+only_words = pytest.mark.usefixtures("undrawn")
 
 
 def pictures_of(run: Path) -> list[str]:
@@ -99,26 +123,30 @@ def texts_in(picture: str) -> list[str]:
 
 
 def words_of(run: Path) -> str:
-    return " ".join(Page(make_report(run, WALL)).words)
+    return words_in(make_report(run, WALL))
 
 
-def opening(run: Path, wall: float = WALL) -> tuple[str, str]:
+def words_in(text: str) -> str:
+    return " ".join(Page(text).words)
+
+
+def opening(text: str) -> tuple[str, str]:
     """How the page begins: the colour of the verdict and its first line."""
-    found = re.search(r'<div class="verdict (\w+)">\s*<p class="now">(.*?)</p>', make_report(run, wall))
+    found = re.search(r'<div class="verdict (\w+)">\s*<p class="now">(.*?)</p>', text)
     assert found is not None
     return found[1], found[2]
 
 
-def test_a_report_has_all_its_parts_and_well_formed_markup(run: Path) -> None:
-    page = Page(make_report(run, WALL))
+def test_a_report_has_all_its_parts_and_well_formed_markup(text: str) -> None:
+    page = Page(text)
     assert tuple(page.sections) == SECTIONS
     assert page.open == []
     assert len(page.sources) == 4  # the four charts
-    text = " ".join(page.words)
-    for words in (RUN_ID, "completed after 8 rounds", "91.50 %", "mlp.lora", "divergence", "clip_fraction", "c0ffee"):
-        assert words in text, words
-    assert "The record is whole." in text
-    assert opening(run) == ("info", "completed after 8 rounds, best accuracy 91.5 % (best single host)")
+    words = " ".join(page.words)
+    for part in (RUN_ID, "completed after 8 rounds", "91.50 %", "mlp.lora", "divergence", "clip_fraction", "c0ffee"):
+        assert part in words, part
+    assert "The record is whole." in words
+    assert opening(text) == ("info", "completed after 8 rounds, best accuracy 91.5 % (best single host)")
 
 
 LOG = "events/a000-s0.jsonl"
@@ -138,6 +166,7 @@ def lose_line(run: Path) -> None:
     (run / LOG).write_bytes(b"".join(lines[:5] + lines[6:]))
 
 
+@only_words
 @pytest.mark.parametrize(
     ("damage", "problem"),
     [
@@ -148,35 +177,42 @@ def lose_line(run: Path) -> None:
 )
 def test_a_page_about_a_damaged_record_opens_with_that(damage: Callable[[Path], None], problem: str, run: Path) -> None:
     damage(run)
-    assert opening(run) == ("error", "evidence broken: the record is not whole")
-    text = words_of(run)
-    assert "The record is NOT whole." in text
-    assert "Why: " in text
-    assert problem in text
-    assert f"esper verify {run}" in text
-    assert text.count("evidence broken") == 1  # what the events alone can tell of it is not said again
+    text = make_report(run, WALL)
+    assert opening(text) == ("error", "evidence broken: the record is not whole")
+    words = words_in(text)
+    assert "The record is NOT whole." in words
+    assert "Why: " in words
+    assert problem in words
+    assert f"esper verify {run}" in words
+    assert words.count("evidence broken") == 1  # what the events alone can tell of it is not said again
 
 
+@only_words
 def test_all_problems_are_counted_and_listed(run: Path) -> None:
     lose_checksum(run)
     lose_line(run)
     assert "; and 1 more problems" in words_of(run)
 
 
+@only_words
 def test_a_failed_run_whose_record_is_damaged_failed_first_of_all(tmp_path: Path) -> None:
     log = write_run(tmp_path, rounds=1, finish=False)
     log.emit(T.RUN_ENDED, ended(status="failed", error_type="Oops", error_message="it broke"), Severity.ERROR)
-    assert opening(tmp_path) == ("critical", "failed: Oops: it broke")
-    assert "evidence broken: the record is not whole" in words_of(tmp_path)
+    text = make_report(tmp_path, WALL)
+    assert opening(text) == ("critical", "failed: Oops: it broke")
+    assert "evidence broken: the record is not whole" in words_in(text)
 
 
+@only_words
 def test_a_run_that_goes_on_is_not_damaged(tmp_path: Path) -> None:
     log = write_run(tmp_path, rounds=6, finish=False)
     seal(tmp_path)
-    assert opening(tmp_path, wall=WALL + log.seq)[1].startswith("steady")
-    assert "Nothing is damaged, but the run has no end marker yet." in words_of(tmp_path)
+    text = make_report(tmp_path, WALL + log.seq)
+    assert opening(text)[1].startswith("steady")
+    assert "Nothing is damaged, but the run has no end marker yet." in words_in(text)
 
 
+@only_words
 def test_of_many_warnings_the_newest_are_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "MAX_WARNINGS", 1)
     words = words_of(run)
@@ -185,6 +221,7 @@ def test_of_many_warnings_the_newest_are_shown(run: Path, monkeypatch: pytest.Mo
     assert "GOVERNOR_STATE_CHANGED" not in words
 
 
+@only_words
 def test_a_traceback_can_be_read(tmp_path: Path) -> None:
     log = write_run(tmp_path, rounds=1, finish=False)
     tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nOops: it broke\n'
@@ -194,9 +231,10 @@ def test_a_traceback_can_be_read(tmp_path: Path) -> None:
     (shown,) = re.findall("<pre>(Trace.*?)</pre>", text, re.DOTALL)
     assert unescape(shown) == tail
     assert text.count("most recent call last") == 1
-    assert "failed after 20 rounds: Oops: it broke" in words_of(tmp_path)
+    assert "failed after 20 rounds: Oops: it broke" in words_in(text)
 
 
+@only_words
 def test_advice_names_the_run_and_not_the_report_itself(run: Path) -> None:
     assert "esper report" not in words_of(run)
     log = LogWriter(run / "it's [odd]")
@@ -207,13 +245,13 @@ def test_advice_names_the_run_and_not_the_report_itself(run: Path) -> None:
     assert f"esper train --resume {shlex.quote(str(log.folder))}" in words_of(log.folder)
 
 
-def facts_of(run: Path) -> dict[str, str]:
-    rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', make_report(run, WALL))
+def facts_of(text: str) -> dict[str, str]:
+    rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td>', text)
     return {unescape(name): unescape(value) for name, value in rows}
 
 
-def test_figures_say_what_they_are_of(run: Path) -> None:
-    facts = facts_of(run)
+def test_figures_say_what_they_are_of(text: str) -> None:
+    facts = facts_of(text)
     assert facts["best accuracy (best single host)"] == "91.50 %"
     assert facts["final accuracy (mean over envs)"] == "90.00 %"
     assert facts["rounds"] == "8 of 20"
@@ -226,7 +264,7 @@ def test_the_time_of_a_resumed_run_is_that_of_its_last_attempt(tmp_path: Path) -
     again = LogWriter(tmp_path, attempt=1, first_seq=1)
     again.emit(T.RUN_STARTED, started(resumed_from="ckpt-00000001"))
     again.emit(T.RUN_ENDED, ended())
-    facts = facts_of(tmp_path)
+    facts = facts_of(make_report(tmp_path, WALL))
     assert facts["time of the last attempt"] == "61 s"
     assert "time" not in facts
 
@@ -235,7 +273,7 @@ def test_what_is_known_to_be_absent_is_not_called_unknown(tmp_path: Path) -> Non
     log = LogWriter(tmp_path)
     absent = {"param_budget": None, "reward_mode": None, "data_sha256": None, "git_commit": None, "git_dirty": True}
     log.emit(T.RUN_STARTED, started(**absent, argv=("esper", "train", "--runs", "my runs"), devices=("cuda:0", "cpu")))
-    facts = facts_of(tmp_path)
+    facts = facts_of(make_report(tmp_path, WALL))
     assert [facts[name] for name in ("cuda version", "amp dtype", "resumed from")] == ["no"] * 3
     assert (facts["param budget"], facts["reward mode"]) == ("no limit", "none")
     assert (facts["data sha256"], facts["git commit"], facts["git dirty"]) == ("unknown", "unknown", "yes")
@@ -243,6 +281,7 @@ def test_what_is_known_to_be_absent_is_not_called_unknown(tmp_path: Path) -> Non
     assert facts["devices"] == "cuda:0, cpu"
 
 
+@only_words
 def test_the_whole_configuration_is_there_to_be_opened(run: Path) -> None:
     (run / "config.json").write_text('{"task": "<b>", "seed": 7}')
     (shown,) = re.findall(r"<details>.*?<pre>(.*?)</pre></details>", make_report(run, WALL), re.DOTALL)
@@ -293,22 +332,21 @@ def test_the_losses_of_a_round_are_those_its_hosts_ended_with(tmp_path: Path) ->
     assert (float(marks[0]), float(marks[-1])) == (0.2, 0.6)
 
 
-def test_tables_too_wide_for_the_page_scroll_or_break(run: Path) -> None:
-    tables = re.findall(r'(<div class="wide">)?<table( class="facts")?>', make_report(run, WALL))
+def test_tables_too_wide_for_the_page_scroll_or_break(text: str) -> None:
+    tables = re.findall(r'(<div class="wide">)?<table( class="facts")?>', text)
     assert len(tables) == 5
     assert all(scrolls or breaks for scrolls, breaks in tables)
 
 
-def test_a_report_needs_nothing_but_itself(run: Path) -> None:
-    text = make_report(run, WALL)
+def test_a_report_needs_nothing_but_itself(text: str) -> None:
     page = Page(text)
     assert all(source.startswith("data:image/svg+xml;base64,") for source in page.sources)
     assert not page.tags & {"script", "link", "iframe", "object", "embed", "form"}
     assert re.search(r"@import|url\(", text) is None
 
 
-def test_the_same_log_gives_the_same_report(run: Path) -> None:
-    assert make_report(run, WALL) == make_report(run, WALL)
+def test_the_same_log_gives_the_same_report(whole: Path, text: str) -> None:
+    assert make_report(whole, WALL) == text
 
 
 def test_what_a_log_holds_cannot_become_markup(tmp_path: Path) -> None:
@@ -338,6 +376,7 @@ def test_a_run_that_hardly_began_has_a_report_that_says_what_is_missing(num_even
         assert words in text
 
 
+@only_words
 def test_resumes_are_part_of_the_provenance(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
     log.emit(T.RUN_STARTED, started())
@@ -423,35 +462,22 @@ def missing_colors(section: str, text: str, folder: Path) -> dict[str, int]:
 
 @needs_browser
 @pytest.mark.parametrize("section", [*CHARTS])
-def test_a_browser_draws_every_chart(section: str, run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert missing_colors(section, make_report(run, WALL), tmp_path_factory.mktemp("browser")) == {}
+def test_a_browser_draws_every_chart(section: str, text: str, tmp_path: Path) -> None:
+    assert missing_colors(section, text, tmp_path) == {}
 
 
 @needs_browser
-@pytest.mark.parametrize("section", ["curves", "parameters"])
-def test_that_check_would_miss_a_blank_chart(section: str, run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_that_check_would_miss_a_blank_chart(text: str, tmp_path: Path) -> None:
     """The other charts are on the page, and their colours do not count."""
     blank = b64encode(b'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="400"></svg>').decode()
-    text = make_report(run, WALL)
-    (picture,) = re.findall(r'src="([^"]+)"', only(section, text))
+    (picture,) = re.findall(r'src="([^"]+)"', only("curves", text))
     spoilt = text.replace(picture, f"data:image/svg+xml;base64,{blank}")
-    missing = missing_colors(section, spoilt, tmp_path_factory.mktemp("browser"))
-    assert missing == dict.fromkeys(CHARTS[section], 0)
+    assert missing_colors("curves", spoilt, tmp_path) == dict.fromkeys(CHARTS["curves"], 0)
 
 
 @needs_browser
-def test_a_browser_has_nothing_to_complain_about(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    from matplotlib.image import imread
-
-    (run / "report.html").write_text(make_report(run, WALL))
-    shot, complaints = show(run / "report.html", tmp_path_factory.mktemp("browser"))
-    assert complaints == []
-    assert imread(shot).shape[:2] == (3600, 1100)
-
-
-@needs_browser
-def test_that_check_would_hear_a_complaint(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    spoilt = make_report(run, WALL).replace("data:image/svg+xml;base64,", "https://localhost:1/")
-    (run / "report.html").write_text(spoilt)
-    _, complaints = show(run / "report.html", tmp_path_factory.mktemp("browser"))
+def test_a_complaint_of_the_browser_would_be_heard(text: str, tmp_path: Path) -> None:
+    spoilt = text.replace("data:image/svg+xml;base64,", "https://localhost:1/")
+    (tmp_path / "report.html").write_text(spoilt)
+    _, complaints = show(tmp_path / "report.html", tmp_path)
     assert len(complaints) >= 4  # the page's own policy forbids each of the four

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import pandas as pd
 
@@ -99,12 +101,17 @@ def summarise(manifest: EvaluationManifest, rows: pd.DataFrame) -> Summary:
     by_arm = rows.groupby("arm")
     order = [name for name in manifest.arms if name in by_arm.groups]
     column = metric_column(manifest)
+    scores = {name: _scores(manifest, rows, name) for name in complete}
     means = by_arm[FIGURES].agg(exact_mean).loc[order]
     means = means.sort_values(column, ascending=manifest.metric != "accuracy", kind="stable")
 
+    @cache
+    def difference(first: str, second: str) -> PairedDifference:
+        return difference_of_policies((scores[first] - scores[second]).tolist())
+
     def pairs(names: Sequence[tuple[str, str]]) -> tuple[ArmPair, ...]:
         comparable = [(first, second) for first, second in names if first != second and {first, second} <= complete]
-        return _adjusted(ArmPair(first=a, second=b, difference=_compare(manifest, rows, a, b)) for a, b in comparable)
+        return _adjusted(ArmPair(first=a, second=b, difference=difference(a, b)) for a, b in comparable)
 
     return Summary(
         means=means,
@@ -128,15 +135,11 @@ def exact_sd(values: pd.Series) -> float:
     return statistics.stdev(map(float, values)) if len(values) > 1 else math.nan
 
 
-def _compare(manifest: EvaluationManifest, rows: pd.DataFrame, first: str, second: str) -> PairedDifference:
-    """First minus second by run seed, one row per policy; an arm that depends on none is the same for all of them."""
-    sign = 1.0 if manifest.metric == "accuracy" else -1.0
-
-    def scores(arm: str) -> pd.DataFrame:
-        table = rows[rows["arm"] == arm].pivot(index="policy_id", columns="run_seed", values=metric_column(manifest))
-        return sign * table.loc[list(policy_ids(manifest, arm)), list(manifest.run_seeds)].to_numpy()
-
-    return difference_of_policies((scores(first) - scores(second)).tolist())
+def _scores(manifest: EvaluationManifest, rows: pd.DataFrame, arm: str) -> Any:
+    """By policy and run seed, larger is better; one row for an arm that depends on no policy."""
+    table = rows[rows["arm"] == arm].pivot(index="policy_id", columns="run_seed", values=metric_column(manifest))
+    scores = table.loc[list(policy_ids(manifest, arm)), list(manifest.run_seeds)].to_numpy()
+    return scores if manifest.metric == "accuracy" else -scores
 
 
 def _adjusted(pairs: Iterable[ArmPair]) -> tuple[ArmPair, ...]:
