@@ -37,7 +37,7 @@ grow: $(VENV)/.runs  ## grow one network on the bundled digits and show what gre
 
 
 test: $(VENV)/.ready  ## run the test suite
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 evidence: frontier-digits rivals-digits frontier-fashion frontier-pydoc table-digits-blind table-digits-saturated  ## every published table; hours, goes on where it stopped
 
@@ -57,7 +57,7 @@ sandbox: $(VENV)/.runs  ## train the agent in small worlds whose best policy is 
 	$(BIN)/esper sandbox
 
 test-slow: $(VENV)/.ready  ## run the long evidence and stress tests
-	$(BIN)/python -m pytest -n auto -m slow
+	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
 
 replay: $(VENV)/.ready  ## compare a seeded run, bit by bit and event by event, with the stored one
 	$(BIN)/python tools/replay.py $(if $(UPDATE),--update)

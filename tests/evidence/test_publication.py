@@ -220,7 +220,11 @@ def test_links_in_a_folder_of_results_are_not_written_through(published: Path, t
 def test_what_is_no_file_of_an_evaluation_is_neither_read_cut_nor_waited_for(
     kind: str, name: str, tmp_path: Path
 ) -> None:
-    results, mine, few = tmp_path / "theirs", tmp_path / "mine", manifest(FOUND.arms[:2], num_seeds=1, subject="schedule")
+    results, mine, few = (
+        tmp_path / "theirs",
+        tmp_path / "mine",
+        manifest(FOUND.arms[:2], num_seeds=1, subject="schedule"),
+    )
     write(results, few, rows(few, MEANS))
     mine.write_text("a line\nand one without an end")
     (results / name).unlink()

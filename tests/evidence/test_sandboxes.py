@@ -88,15 +88,15 @@ def test_when_the_cue_is_needed_nothing_that_is_seen_tells_it_any_more() -> None
         assert all(row == slots[0] for row in slots)
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("simulated", 3), ("process", 2)])
-def test_worlds_run_in_workers_of_any_kind_to_the_same_result(kind: str, workers: int) -> None:
+def test_worlds_run_in_workers_of_any_kind_to_the_same_result() -> None:
     sandbox = replace(shortened("recover", 1), first_rounds=1)
     results = [
         sandbox_training.run_sandbox(sandbox, 0),
-        sandbox_training.run_sandbox(sandbox, 0, kind=kind, workers=workers),
+        sandbox_training.run_sandbox(sandbox, 0, kind="simulated", workers=3),
+        sandbox_training.run_sandbox(sandbox, 0, kind="process", workers=2),
     ]
-    here, elsewhere = (replace(result, cpu_s=0.0) for result in results)
-    assert here == elsewhere
+    here, *elsewhere = (replace(result, cpu_s=0.0) for result in results)
+    assert elsewhere == [here, here]
 
 
 def test_where_nothing_helps_the_agent_learns_to_wait() -> None:

@@ -10,7 +10,7 @@ from esper.simic.run.run_state import STATE_FILE, read_run_files, run_files
 from esper.simic.training.vectorized import open_trainer
 from tests.simic.training.runs import TINY, Listening, timeless
 
-RUN = replace(TINY, task="digits_blind", rounds=3, envs=4, episode_length=6, seed=7)
+RUN = replace(TINY, task="digits_blind", rounds=2, envs=4, episode_length=6, seed=7)
 
 
 def play(config, saved=None, rounds=None):
@@ -40,15 +40,13 @@ def test_a_second_run_gives_the_same_bits(reference):
     assert play(RUN)[0] == reference[0]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_processes_give_the_same_bits(reference, workers):
-    config = replace(RUN, worker_kind="process", workers=workers)
+def test_processes_give_the_same_bits(reference):
+    config = replace(RUN, worker_kind="process", workers=2)
     assert play(config)[0] == reference[0]
 
 
-@pytest.mark.parametrize("boundary", [1, 2])
-def test_going_on_from_a_boundary_gives_the_same_bits(reference, boundary):
-    head, files = play(RUN, rounds=boundary)
+def test_going_on_from_a_boundary_gives_the_same_bits(reference):
+    head, files = play(RUN, rounds=1)
     tail, _ = play(RUN, saved=read_run_files(files))
     whole = reference[0]
     assert tail["weights"] == whole["weights"]
@@ -58,8 +56,8 @@ def test_going_on_from_a_boundary_gives_the_same_bits(reference, boundary):
 
 
 def test_another_seed_gives_other_bits(reference):
-    other = play(replace(RUN, seed=8))[0]
-    assert other["facts"] != reference[0]["facts"]
+    other = play(replace(RUN, seed=8), rounds=1)[0]["facts"]
+    assert other != reference[0]["facts"][: len(other)]
 
 
 def test_training_draws_nothing_from_the_global_generator():

@@ -97,7 +97,7 @@ def wait_until_at_work(pid: int) -> None:
         limits = Path(f"/proc/{pid}/limits").read_text()
         if begun is None and re.search(r"Max data size\s+\d", limits):
             begun = cpu_s
-        if begun is not None and cpu_s > begun + 2.0:
+        if begun is not None and cpu_s > begun + 0.7:
             return
         time.sleep(0.05)
     raise AssertionError("the query never came to work")

@@ -98,11 +98,11 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path, capsys: pytest.Ca
     found = []
     for workers in ("1", "2"):
         out = tmp_path / workers
-        shown(capsys, "--arms", "random", "static_final", "--seeds", "2", "--workers", workers, "--out", str(out))
+        shown(capsys, "--arms", "random", "static_final", "--seeds", "1", "--workers", workers, "--out", str(out))
         rows = sorted(ResultStore(out).results.values(), key=lambda row: row.key)
         found.append([replace(row, setup="", run_s=0.0, controller_s=0.0, wall_s=0.0) for row in rows])
     assert found[0] == found[1]
-    assert len(found[0]) == 8
+    assert len(found[0]) == 4
 
 
 def test_a_report_is_made_again_from_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,7 +110,8 @@ def test_what_cannot_work_is_one_line(
 
 def test_a_trained_policy_decides(mine: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In a model of its own kind, and on a task; elsewhere it says so and a rule decides."""
-    main(["train", "ppo", "--preset", "digits_blind", "--rounds", "1", "--envs", "2", "--run-id", "tiny"])
+    short = ["--rounds", "1", "--envs", "2", "--episode-length", "4", "--calibration-runs", "0"]
+    main(["train", "ppo", "--preset", "digits_blind", *short, "--run-id", "tiny"])
     capsys.readouterr()
     run("grow", "--epochs", "6", "--sites", "1", "--controller", "runs/tiny", mine=mine)
     assert "decided by: runs/tiny" in capsys.readouterr().out

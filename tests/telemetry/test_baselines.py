@@ -35,10 +35,9 @@ KINDS = {"waiting": (plain, WAITING), "learning": (plain, LEARNING), "scripted":
 
 
 def play(name, folder):
-    """One of the three, by one worker process and by two; the learning one also without any."""
+    """One of the three, without a worker process and by two."""
     run, config = KINDS[name]
-    where = [{"worker_kind": "process", "workers": 1}, {"worker_kind": "process", "workers": 2}]
-    where += [{"worker_kind": "inline"}] if name == "learning" else []
+    where = [{"worker_kind": "inline"}, {"worker_kind": "process", "workers": 2}]
     return [run(replace(config, **place), folder / str(number)) for number, place in enumerate(where)]
 
 

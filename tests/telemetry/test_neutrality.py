@@ -24,7 +24,7 @@ from tests.simic.training.runs import TINY
 from tests.telemetry.logs import events_of, generator_states, open_log, outcome_of, run_with, seed_generators
 from tests.telemetry.sessions import play_session
 
-RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=6)
+RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=4)
 
 
 @pytest.fixture(scope="module")
