@@ -114,16 +114,16 @@ def waiting_runs(hosts: DrawnHosts) -> list[DrawnRun]:
     return hosts.run(rule_on_all(BASELINE, {}))
 
 
-def judge_checkpoints(hosts: DrawnHosts, checkpoints: Sequence[Path], tell: Callable[[str], None]) -> dict[str, float]:
+def judge_checkpoints(hosts: DrawnHosts, checkpoints: Sequence[Path], log: Callable[[str], None]) -> dict[str, float]:
     """Mean points over waiting of each checkpoint, played greedily, and of every rule with its defaults, by name."""
     waiting, found = waiting_runs(hosts), {}
     for name in TUNABLE:
         found[name] = mean_gain(hosts.run(rule_on_all(name, {})), waiting)
-        tell(f"{name}: {found[name]:+.2f} points over waiting")
+        log(f"{name}: {found[name]:+.2f} points over waiting")
     for path in checkpoints:
         policy = FrozenPolicy(load_policy(path).agent, run_seed=0, greedy=True)
         runs = hosts.run(policy)
         found[path.name] = mean_gain(runs, waiting)
         size = statistics.fmean(run.params_ratio for run in runs)
-        tell(f"{path.name}: {found[path.name]:+.2f} points over waiting, {size:.2f}x parameters")
+        log(f"{path.name}: {found[path.name]:+.2f} points over waiting, {size:.2f}x parameters")
     return found

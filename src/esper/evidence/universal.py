@@ -52,7 +52,7 @@ POLICY_ARMS = (GREEDY, SAMPLED, "open_loop", "random")
 ROWS, TUNED, REPORT = "rows.csv", "tuned.json", "report.md"
 THRESHOLDS = tuple(step / 20 for step in range(-20, 21))
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class UniversalPlan:
     data_dir: Path | None
 
 
-def run_universal(plan: UniversalPlan, tell: Tell) -> str:
+def run_universal(plan: UniversalPlan, log: Log) -> str:
     """Plays what is missing, writes rows, report and figures, and returns the report.
 
     Raises:
@@ -88,12 +88,12 @@ def run_universal(plan: UniversalPlan, tell: Tell) -> str:
     plan.folder.mkdir(parents=True, exist_ok=True)
     tuned = plan.folder / TUNED
     if plan.tuning_tasks and not tuned.is_file():
-        write_tuned(tuned, tune_rules(range(TUNING_DRAWS, TUNING_DRAWS + plan.tuning_tasks), plan.workers, tell))
+        write_tuned(tuned, tune_rules(range(TUNING_DRAWS, TUNING_DRAWS + plan.tuning_tasks), plan.workers, log))
     for row in chosen_tasks(plan.tasks):
         if not find_data(row.task.data, plan.data_dir).found:
-            tell(f"{row.task.name}: {row.task.data} is not on this machine; left out")
+            log(f"{row.task.name}: {row.task.data} is not on this machine; left out")
             continue
-        _judge(plan, row, tuned if tuned.is_file() else None, tell)
+        _judge(plan, row, tuned if tuned.is_file() else None, log)
     return publish_universal(plan.folder)
 
 
@@ -104,7 +104,7 @@ def chosen_tasks(count: int) -> list[HeldOut]:
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
-def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, tell: Tell) -> None:
+def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, log: Log) -> None:
     task, folder = row.task, task_folder(plan.folder, row.task.name)
     arms = (BASELINE, *TUNABLE, *(POLICY_ARMS if plan.policies else ("random",)))
     request = EvaluationRequest(
@@ -116,18 +116,18 @@ def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, tell: Tell) ->
         data_dir=plan.data_dir,
         out=folder,
     )
-    _play(request, plan.workers, tell)
+    _play(request, plan.workers, log)
     if plan.blinkered:
         alone = replace(request, arms=(GREEDY,), policy=plan.blinkered, out=folder / BLINKERED)
-        _play(alone, plan.workers, tell)
+        _play(alone, plan.workers, log)
     for episodes in plan.search_episodes:
         place = folder / f"search-{episodes}"
         found = place / TUNED
         if not found.is_file():
-            tell(f"{task.name}: searching with {episodes} episodes")
+            log(f"{task.name}: searching with {episodes} episodes")
             write_tuned(found, _search(task, episodes, plan))
         searches = replace(request, arms=SEARCHES, policy=(), subject=SEARCHES[0], tuned=found, out=place)
-        _play(searches, plan.workers, tell)
+        _play(searches, plan.workers, log)
 
 
 def _search(task: TaskSpec, episodes: int, plan: UniversalPlan) -> dict[str, Any]:
@@ -141,9 +141,9 @@ def _search(task: TaskSpec, episodes: int, plan: UniversalPlan) -> dict[str, Any
     )
 
 
-def _play(request: EvaluationRequest, workers: Workers | int, tell: Tell) -> None:
+def _play(request: EvaluationRequest, workers: Workers | int, log: Log) -> None:
     evaluation = prepare(request)
-    tell(f"{request.task}: {', '.join(evaluation.lineup.names)}")
+    log(f"{request.task}: {', '.join(evaluation.lineup.names)}")
     play_missing(evaluation, workers=workers)
 
 
@@ -155,7 +155,7 @@ def task_folder(folder: Path, name: str) -> Path:
 # ---- rules
 
 
-def tune_rules(numbers: Sequence[int], workers: Workers | int, tell: Tell) -> dict[str, Any]:
+def tune_rules(numbers: Sequence[int], workers: Workers | int, log: Log) -> dict[str, Any]:
     """The setting of every rule with the highest mean gain over waiting on draws of the training families.
 
     Settings that name a blueprint are left out: tasks offer different ones. Returns the content of a tuned.json.
@@ -164,7 +164,7 @@ def tune_rules(numbers: Sequence[int], workers: Workers | int, tell: Tell) -> di
     with DrawnHosts(numbers, seeds=1, workers=workers) as hosts:
         waiting = waiting_runs(hosts)
         for name in TUNABLE:
-            tell(f"tuning {name} on {len(hosts.names)} draws of the nursery")
+            log(f"tuning {name} on {len(hosts.names)} draws of the nursery")
             settings = rule_settings(name)
             scores = [mean_gain(hosts.run(rule_on_all(name, params)), waiting) for params in settings]
             arms[name] = _best(scores, settings, len(settings) * len(hosts.seeds))

@@ -209,9 +209,9 @@ class LiveConsole:
                 f"{data.duration_s:.1f} s  about {duration(left_s)} left  {self._verdict.state.value}"
             )
             self._print(Text(text))
-        self._tell(line.round, findings)
+        self._show_findings(line.round, findings)
 
-    def _tell(self, round_idx: int, findings: Iterable[Diagnosis]) -> None:
+    def _show_findings(self, round_idx: int, findings: Iterable[Diagnosis]) -> None:
         """Prints what has come up since the last round; what is still the case was said before."""
         urgent = {
             (found.state, re.split("[ :]", found.why)[0]): found for found in findings if found.severity in ATTENTION

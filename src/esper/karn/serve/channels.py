@@ -153,7 +153,7 @@ class Channels:
                 changed.append(self._listing[0] != version)
             self._forget()
             if any(changed):
-                await self._tell()
+                await self._notify()
             await asyncio.sleep(max(FOLLOW_S - (time.monotonic() - begun), 0.05))
 
     def _forget(self) -> None:
@@ -196,7 +196,7 @@ class Channels:
         made += [(channel.name, section, payload) for channel in found for section, payload in channel.sections.items()]
         return made
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         self._generation += 1
         async with self._changed:
             self._changed.notify_all()
@@ -213,7 +213,7 @@ class Channels:
     async def close(self) -> None:
         """Ends all streams."""
         self.closing = True
-        await self._tell()
+        await self._notify()
 
 
 def message(run: str, section: str, content: bytes) -> bytes:
