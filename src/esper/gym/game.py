@@ -19,7 +19,17 @@ import torch
 from esper.evidence.sandbox_training import SandboxPricing
 from esper.evidence.sandboxes import SANDBOXES
 from esper.gym.choices import joint_choices, legal_choices
-from esper.leyline import ActionMasks, ActionOutcome, ActionSpec, EpisodeSeed, EpochReport, FeatureContext, record, wait
+from esper.leyline import (
+    ActionMasks,
+    ActionOutcome,
+    ActionSpec,
+    EpisodeSeed,
+    EpochReport,
+    FeatureContext,
+    check_known,
+    record,
+    wait,
+)
 from esper.leyline.files import scratch_folder
 from esper.runtime.data.splits import Dataset
 from esper.runtime.nursery import HELD_OUT, NURSERY, heldout_list
@@ -262,8 +272,7 @@ def open_world(name: str) -> Game:
         ValueError: No sandbox has that name.
     """
     found = {sandbox.name: sandbox for sandbox in SANDBOXES}
-    if name not in found:
-        raise ValueError(f"unknown world {name!r}. Known: {', '.join(found)}")
+    check_known("world", name, found)
     sandbox = found[name]
     with ExitStack() as opening:
         pool = opening.enter_context(EnginePool(build_simulated_worker, sandbox.world))

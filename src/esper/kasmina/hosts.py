@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.layers import conv2d, linear, seeded
-from esper.leyline import check_slot_id, record
+from esper.leyline import check_known, check_slot_id, record
 from esper.leyline.references import load_function
 
 TOPOLOGIES: tuple[str, ...] = ("mlp", "cnn", "transformer")
@@ -60,8 +60,7 @@ class Host(nn.Module):
         spans: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        if topology not in TOPOLOGIES:
-            raise ValueError(f"unknown topology {topology!r}. Known: {', '.join(TOPOLOGIES)}")
+        check_known("topology", topology, TOPOLOGIES)
         _check_slots(slots, len(segments))
         self.topology = topology
         self.segments = nn.ModuleList(segments)
@@ -338,8 +337,7 @@ def build_host(spec: HostSpec, generator: torch.Generator) -> Host:
     """
     if spec.kind == "user":
         return _user_host(spec, generator)
-    if spec.kind not in _KINDS:
-        raise ValueError(f"unknown host kind {spec.kind!r}. Known: {', '.join(_KINDS)}")
+    check_known("host kind", spec.kind, _KINDS)
     try:
         return _KINDS[spec.kind](**spec.kwargs, generator=generator)
     except TypeError as error:

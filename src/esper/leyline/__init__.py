@@ -15,7 +15,7 @@ from esper.leyline.env_payloads import (
 )
 from esper.leyline.errors import (
     CheckpointError, DataDamaged, DataNotFound, ExitCode, GerminationError, IllegalOperation, ModelFileError,
-    NumericFailure, RunBusy, StorageError, WorkersFailed
+    NumericFailure, RunBusy, StorageError, WorkersFailed, check_known,
 )
 from esper.leyline.gates import (
     DEFAULT_LIFECYCLE, Check, GateResult, LifecycleConfig, gate_blend, gate_fossilize, gate_germinate, gate_hold,

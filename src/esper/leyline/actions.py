@@ -8,6 +8,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Literal
 
+from esper.leyline.errors import check_known
 from esper.leyline.record import record
 
 
@@ -112,6 +113,5 @@ def get_blend(name: str) -> BlendSpec:
     Raises:
         ValueError: No blend has that name; the message lists the known ones.
     """
-    if name not in BLENDS:
-        raise ValueError(f"unknown blend {name!r}. Known: {', '.join(BLENDS)}")
+    check_known("blend", name, BLENDS)
     return BLENDS[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import IntEnum
 
 
@@ -75,3 +76,13 @@ class StorageError(RuntimeError):
         sizes += [f"{free_bytes:,} bytes free"] if free_bytes is not None else []
         note = f" ({', '.join(sizes)})" if sizes else ""
         super().__init__(f"cannot write {what}: {error.strerror or error}{note}")
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Refuses a name that is not among the known ones, and lists those.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}. Known: {', '.join(known)}")

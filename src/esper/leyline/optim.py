@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from esper.leyline.errors import check_known
 from esper.leyline.record import record
 
 OPTIMIZERS: tuple[str, ...] = ("adamw", "sgd")
@@ -28,8 +29,8 @@ class OptimSpec:
     """One of SCHEDULES."""
 
     def __post_init__(self) -> None:
-        _known("optimizer", self.kind, OPTIMIZERS)
-        _known("schedule", self.schedule, SCHEDULES)
+        check_known("optimizer", self.kind, OPTIMIZERS)
+        check_known("schedule", self.schedule, SCHEDULES)
         if not 0.0 < self.lr < math.inf:
             raise ValueError(f"lr must be a finite number above 0, got {self.lr}")
         if not 0.0 <= self.weight_decay < math.inf:
@@ -40,11 +41,6 @@ class OptimSpec:
             raise ValueError(f"momentum is for sgd; adamw takes 0, got {self.momentum}")
 
 
-def _known(what: str, name: str, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}. Known: {', '.join(known)}")
-
-
 def lr_factor(schedule: str, epoch: int, horizon: int) -> float:
     """Learning rate of an epoch as a share of the first one. A seed counts both from its birth on.
 
@@ -53,7 +49,7 @@ def lr_factor(schedule: str, epoch: int, horizon: int) -> float:
         epoch: 0-based epoch.
         horizon: Epochs in the episode.
     """
-    _known("schedule", schedule, SCHEDULES)
+    check_known("schedule", schedule, SCHEDULES)
     if not 0 <= epoch < horizon:
         raise ValueError(f"epoch must be in 0..{horizon - 1} for a horizon of {horizon}, got {epoch}")
     if schedule == "constant" or horizon == 1:

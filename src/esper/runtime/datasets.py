@@ -14,7 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from esper.leyline import DataNotFound, record
+from esper.leyline import DataNotFound, check_known, record
 from esper.runtime.data import cifar, digits, fashion, text
 from esper.runtime.data.splits import Content, Dataset, OpenContent
 from esper.runtime.data.variants import DataVariant, vary
@@ -167,8 +167,7 @@ def get_source(name: str) -> Source:
     Raises:
         ValueError: No source has that name; the message lists the known ones.
     """
-    if name not in SOURCES:
-        raise ValueError(f"unknown data source {name!r}. Known: {', '.join(SOURCES)}")
+    check_known("data source", name, SOURCES)
     return SOURCES[name]
 
 

@@ -18,7 +18,7 @@ import torch
 
 from esper.kasmina.blueprints import blueprints_for, get_blueprint
 from esper.kasmina.hosts import Host, HostSpec, build_host
-from esper.leyline import AUGMENTATIONS, DEFAULT_LIFECYCLE, LifecycleConfig, OptimSpec, SlotConfig, record
+from esper.leyline import AUGMENTATIONS, DEFAULT_LIFECYCLE, LifecycleConfig, OptimSpec, SlotConfig, check_known, record
 from esper.leyline.references import load_function
 from esper.leyline.scale import MetricScale
 from esper.runtime.data.splits import Dataset, Split, spread
@@ -93,8 +93,8 @@ class TaskSpec:
             )
         if self.scale is not None and self.scale.classes != self.num_classes:
             raise ValueError(f"num_classes must be that of the scale, {self.scale.classes}, got {self.num_classes}")
-        if self.augment is not None and self.augment not in AUGMENTATIONS:
-            raise ValueError(f"unknown augmentation {self.augment!r}. Known: {', '.join(AUGMENTATIONS)}")
+        if self.augment is not None:
+            check_known("augmentation", self.augment, AUGMENTATIONS)
         if not self.slots:
             raise ValueError("slots must name at least one place to grow")
         SlotConfig(slot_ids=self.slots)

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.evidence.sandboxes import ABLATIONS, SANDBOXES, Sandbox, SandboxResult
+from esper.leyline import check_known
 from esper.scripts.terminal import plain_console, progress_bar
 from esper.tolaria.kinds import RAY_HELP, WORKER_KINDS, Workers
 
@@ -76,16 +77,14 @@ def _choose(only: Sequence[str] | None) -> tuple[Sandbox, ...]:
     if not only:
         raise ValueError(f"--only needs the name of a sandbox. Known: {', '.join(known)}")
     for name in only:
-        if name not in known:
-            raise ValueError(f"unknown sandbox {name!r}. Known: {', '.join(known)}")
+        check_known("sandbox", name, known)
     return tuple(sandbox for sandbox in SANDBOXES if sandbox.name in only)
 
 
 def _ablated(sandbox: Sandbox, name: str | None) -> Sandbox:
     if name is None:
         return sandbox
-    if name not in ABLATIONS:
-        raise ValueError(f"unknown ablation {name!r}. Known: {', '.join(ABLATIONS)}")
+    check_known("ablation", name, ABLATIONS)
     return replace(sandbox, config=ABLATIONS[name](sandbox.config))
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from esper.evidence.arms import FRONTIER, SEARCHES, TUNABLE, EvaluationRequest, get_arm
 from esper.evidence.studies import STUDIES, UNIVERSAL, Study, log_problem, policy_config, start_policy
-from esper.leyline import ExitCode
+from esper.leyline import ExitCode, check_known
 from esper.scripts.evaluate import KIND_HELP, evaluate_command
 from esper.scripts.terminal import plain_console
 from esper.scripts.train import run_and_show
@@ -65,8 +65,7 @@ def study_command(
     training too. What is claimed, and on how many seeds, is fixed in the code before any result exists. A policy whose
     event log lacks anything is not judged.
     """
-    if name not in STUDIES:
-        raise ValueError(f"unknown study {name!r}. Known: {', '.join(STUDIES)}")
+    check_known("study", name, STUDIES)
     from esper.evidence.statistics import require_libraries
     from esper.simic.training.config import with_overrides
     from esper.tolaria.runtime import usable_cores

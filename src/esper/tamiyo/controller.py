@@ -20,6 +20,7 @@ from esper.leyline import (
     LifecycleOp,
     SeedStage,
     SlotReport,
+    check_known,
     derive_seed,
     record,
     wait,
@@ -186,8 +187,7 @@ def check_names(layout: HostLayout, blueprint: str | None, blend: str) -> None:
     Raises:
         ValueError: The blueprint is unknown or fits nowhere, or the blend is unknown.
     """
-    if blend not in BLENDS:
-        raise ValueError(f"unknown blend {blend!r}. Known: {', '.join(BLENDS)}")
+    check_known("blend", blend, BLENDS)
     if blueprint is None:
         return
     if not any(layout.card(slot_id, blueprint).fits for slot_id in layout.slot_ids):

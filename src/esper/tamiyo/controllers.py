@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import Parameter, signature
 from typing import Any
 
-from esper.leyline import ActionSpec
+from esper.leyline import ActionSpec, check_known
 from esper.tamiyo.controller import Controller, Setting, Situation, StatelessController
 from esper.tamiyo.random_controllers import RandomController, RateMatchedController
 from esper.tamiyo.rules import (
@@ -46,8 +46,7 @@ def make_controller(name: str, setting: Setting, **params: Any) -> Controller[An
     Raises:
         ValueError: No such controller or parameter, one that has no default is missing, or a value is out of range.
     """
-    if name not in CONTROLLERS:
-        raise ValueError(f"unknown controller {name!r}. Known: {', '.join(CONTROLLERS)}")
+    check_known("controller", name, CONTROLLERS)
     known = _parameters(name)
     if unknown := sorted(set(params) - set(known)):
         raise ValueError(f"{name} has no parameters {', '.join(unknown)}. Known: {', '.join(known) or 'none'}")

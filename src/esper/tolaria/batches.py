@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import AUGMENTATIONS, DataNotFound, derive_seed, record
+from esper.leyline import AUGMENTATIONS, DataNotFound, check_known, derive_seed, record
 
 INLINE_BYTES = 8_000_000
 """Tensors that are smaller than this together travel inside the message that starts a worker."""
@@ -83,8 +83,8 @@ class SharedBatchIterator:
                 f"samples_per_epoch must be in {batch_size}..{len(inputs)} (one batch to all rows), "
                 f"got {samples_per_epoch}"
             )
-        if augment is not None and augment not in AUGMENTATIONS:
-            raise ValueError(f"unknown augmentation {augment!r}. Known: {', '.join(AUGMENTATIONS)}")
+        if augment is not None:
+            check_known("augmentation", augment, AUGMENTATIONS)
         if (mean is None) != (std is None):
             raise ValueError("mean and std go together; give both or neither")
         self.inputs = inputs

@@ -16,6 +16,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from esper.leyline import check_known
 from esper.tolaria.executor.available import VERSION as NATIVE_VERSION
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -69,8 +70,7 @@ def amp_dtype(choice: str, device: torch.device) -> torch.dtype | None:
     Raises:
         ValueError: Unknown choice, or mixed precision on a CPU, where it would change results for nothing.
     """
-    if choice not in AMP_CHOICES:
-        raise ValueError(f"unknown amp {choice!r}. Known: {', '.join(AMP_CHOICES)}")
+    check_known("amp", choice, AMP_CHOICES)
     if choice == "off" or (choice == "auto" and device.type == "cpu"):
         return None
     if device.type == "cpu":

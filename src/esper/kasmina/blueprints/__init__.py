@@ -11,6 +11,7 @@ from esper.kasmina.blueprints.cnn import CNN_BLUEPRINTS, CNN_CONTROLS, CNN_LATER
 from esper.kasmina.blueprints.mlp import MLP_BLUEPRINTS, MLP_CONTROLS
 from esper.kasmina.blueprints.span import SPAN_BLUEPRINTS
 from esper.kasmina.blueprints.transformer import TRANSFORMER_BLUEPRINTS
+from esper.leyline import check_known
 
 __all__ = ["BLUEPRINTS", "Blueprint", "Residual", "blueprints_for", "get_blueprint"]
 
@@ -34,8 +35,7 @@ def get_blueprint(key: str, version: int | None = None) -> Blueprint:
     Raises:
         ValueError: No blueprint has that key, or it builds seeds of another version; the message says what is known.
     """
-    if key not in BLUEPRINTS:
-        raise ValueError(f"unknown blueprint {key!r}. Known: {', '.join(BLUEPRINTS)}")
+    check_known("blueprint", key, BLUEPRINTS)
     found = BLUEPRINTS[key]
     if version is not None and version != found.version:
         raise ValueError(

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.leyline import derive_seed, record
+from esper.leyline import check_known, derive_seed, record
 from esper.runtime.data.splits import Content, Split, digest, make_content
 
 TEACHERS: tuple[str, ...] = ("linear", "mlp", "conv")
@@ -49,8 +49,8 @@ class DataVariant:
             raise ValueError(f"label_noise must be in [0, 1], got {self.label_noise}")
         if not 0.0 <= self.pixel_noise <= 10.0:
             raise ValueError(f"pixel_noise must be in [0, 10], got {self.pixel_noise}")
-        if self.teacher is not None and self.teacher not in TEACHERS:
-            raise ValueError(f"unknown teacher {self.teacher!r}. Known: {', '.join(TEACHERS)}")
+        if self.teacher is not None:
+            check_known("teacher", self.teacher, TEACHERS)
 
 
 def vary(content: Content, variant: DataVariant) -> Content:

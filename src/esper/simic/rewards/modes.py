@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from esper.leyline import record
+from esper.leyline import check_known, record
 from esper.simic.rewards import terms
 from esper.simic.rewards.types import RewardComponentsTelemetry, RewardConfig, RewardInputs
 
@@ -103,8 +103,7 @@ DEFAULT_MODE = "shaped"
 
 def get_mode(name: str) -> RewardMode:
     """Looks a reward mode up; ValueError with the known names if there is none."""
-    if name not in MODES:
-        raise ValueError(f"unknown reward mode {name!r}. Known: {', '.join(MODES)}")
+    check_known("reward mode", name, MODES)
     return MODES[name]
 
 

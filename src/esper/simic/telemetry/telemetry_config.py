@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, get_args
 
-from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel
+from esper.leyline import EVENTS, TelemetryEventType, TelemetryLevel, check_known
 
 __all__ = ["Exporter", "TelemetryConfig", "TelemetryLevel", "enabled"]
 
@@ -43,7 +43,6 @@ class TelemetryConfig:
                 f"level must be one of {', '.join(level.name for level in TelemetryLevel)}, got {self.level!r}"
             )
         for name in self.exporters:
-            if name not in get_args(Exporter):
-                raise ValueError(f"unknown exporter {name!r}. Known: {', '.join(get_args(Exporter))}")
+            check_known("exporter", name, get_args(Exporter))
         if len(set(self.exporters)) != len(self.exporters):
             raise ValueError(f"exporters must differ, got {', '.join(self.exporters)}")

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from esper.leyline import check_known
 from esper.leyline.files import loads_json
 from esper.leyline.rng import TRAINING_RUN_SEEDS
 from esper.simic.agent.config import (
@@ -311,8 +312,7 @@ def preset(name: str) -> TrainingConfig:
     Raises:
         ValueError: No preset has that name.
     """
-    if name not in PRESETS:
-        raise ValueError(f"unknown preset {name!r}. Known: {', '.join(PRESETS)}")
+    check_known("preset", name, PRESETS)
     return TrainingConfig(**PRESETS[name])
 
 

@@ -16,6 +16,7 @@ from esper.leyline import (
     LifecycleOp,
     StepResult,
     TelemetryEventType,
+    check_known,
 )
 from esper.tamiyo.simulation.env import SimulatedEnv
 from esper.tamiyo.simulation.world import SimulationSpec
@@ -95,8 +96,7 @@ class SimulatedWorker:
 
     def _start(self, seed: EpisodeSeed) -> SimulatedEnv:
         name = seed.task_among(self._worlds)
-        if name not in self._worlds:
-            raise ValueError(f"unknown simulated task {name!r}. Known: {', '.join(self._worlds)}")
+        check_known("simulated task", name, self._worlds)
         return SimulatedEnv(self._worlds[name], self.contexts[name].layout, seed)
 
     def _contexts(self) -> dict[int, FeatureContext]:
