@@ -34,3 +34,8 @@ def pytest_collection_finish() -> None:
     """What has been imported stays: no collection of garbage walks through it again, and some libraries ask often."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries complain about what is never freed."""
+    gc.unfreeze()
