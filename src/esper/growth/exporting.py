@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from safetensors.torch import load as from_safetensors
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
-from esper.growth.network import same_outputs
 from esper.growth.objective import TARGET_KEYS
 from esper.growth.sites import Site
 from esper.growth.slot import FACTS, SiteSlot, decode_tensor, extend_output
 from esper.growth.state import rebuild_seed
 from esper.growth.structure import num_rows, tensors
 from esper.growth.tracing import SLOT
-from esper.kasmina.export import ONNX_TOLERANCE
+from esper.kasmina.export import check_ending, to_program
 from esper.kasmina.layers import evaluating
 from esper.kasmina.persist import untied, write_file
 from esper.leyline import DEFAULT_LIFECYCLE, ModelFileError, SlotSpec
@@ -59,16 +58,14 @@ def export_grown(model: nn.Module, sample: Any, path: str | Path) -> None:
         ImportError: ONNX was asked for and its packages are not installed.
     """
     path = Path(path)
+    check_ending(path)
     if path.suffix == ".safetensors":
         write_file(path, weights_of(model))
         return
-    writers: dict[str, Callable[[_Plain, tuple[Tensor, ...]], bytes]] = {".pt2": _pt2, ".onnx": _onnx}
-    if path.suffix not in writers:
-        raise ValueError(f"cannot tell the format of {path.name!r}: expected .pt2, .onnx or .safetensors")
     names, inputs = _inputs(sample)
     with evaluating(model), _without_cache(model), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch's exporters about themselves
-        content = writers[path.suffix](_Plain(model, names).eval(), inputs)
+        content = to_program(path.suffix, _Plain(model, names).eval(), inputs, _row_shapes(inputs))
     write_file(path, content)
 
 
@@ -101,36 +98,6 @@ def _row_shapes(inputs: tuple[Tensor, ...]) -> tuple[tuple[Any, ...]]:
     rows, size = torch.export.Dim("rows", min=1), num_rows(inputs)
     # One entry for all inputs together, because forward takes them as *inputs.
     return (tuple({0: rows} if tensor.dim() and tensor.shape[0] == size else {} for tensor in inputs),)
-
-
-def _pt2(network: _Plain, inputs: tuple[Tensor, ...]) -> bytes:
-    program = torch.export.export(network, inputs, dynamic_shapes=_row_shapes(inputs))
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    content = buffer.getvalue()
-    loaded = torch.export.load(io.BytesIO(content)).module()
-    if not same_outputs(loaded(*inputs), network(*inputs)):
-        raise ValueError("the exported program does not reproduce the model's output")
-    return content
-
-
-def _onnx(network: _Plain, inputs: tuple[Tensor, ...]) -> bytes:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ImportError("ONNX export needs the optional packages: pip install 'esper-growth[onnx]'") from error
-    program = torch.onnx.export(network, inputs, dynamo=True, dynamic_shapes=_row_shapes(inputs), verbose=False)
-    assert program is not None
-    content: bytes = program.model_proto.SerializeToString()
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    feeds = {entry.name: tensor.numpy() for entry, tensor in zip(session.get_inputs(), inputs, strict=True)}
-    expected = [tensor for _, tensor in tensors(network(*inputs))]
-    for found, wanted in zip(session.run(None, feeds), expected, strict=True):
-        difference = (torch.from_numpy(found) - wanted).abs().max().item()
-        if not difference <= ONNX_TOLERANCE:
-            raise ValueError(f"the ONNX program differs from the model by {difference} (limit {ONNX_TOLERANCE})")
-    return content
 
 
 # ---- weights

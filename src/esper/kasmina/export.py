@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load as from_safetensors
@@ -105,15 +106,13 @@ def export_model(model: MorphogeneticModel, path: str | Path, *, include_live: b
         ImportError: ONNX was asked for and its packages are not installed.
     """
     path = Path(path)
-    writers: dict[str, Callable[[nn.Sequential, Tensor], bytes]] = {".pt2": _pt2, ".onnx": _onnx}
+    check_ending(path)
     network = export_module(model, include_live=include_live)
     _check(network, model, include_live)
     if path.suffix == ".safetensors":
         content = _weights(network, model, include_live)
-    elif path.suffix in writers:
-        content = writers[path.suffix](network, model.sample)
     else:
-        raise ValueError(f"cannot tell the format of {path.name!r}: expected .pt2, .onnx or .safetensors")
+        content = to_program(path.suffix, network, (model.sample,), ({0: torch.export.Dim("rows", min=1)},))
     write_file(path, content)
 
 
@@ -125,35 +124,57 @@ def _check(network: nn.Sequential, model: MorphogeneticModel, include_live: bool
             raise ValueError("the network without slots does not give the model's results")
 
 
-def _pt2(network: nn.Sequential, sample: Tensor) -> bytes:
-    program = torch.export.export(network, (sample,), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},))
+def check_ending(path: Path) -> None:
+    """Refuses a path whose ending names no format, with a ValueError."""
+    if path.suffix not in (".pt2", ".onnx", ".safetensors"):
+        raise ValueError(f"cannot tell the format of {path.name!r}: expected .pt2, .onnx or .safetensors")
+
+
+def to_program(ending: str, network: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> bytes:
+    """A network as a `.pt2` or `.onnx` program, loaded back and compared; results are a tensor or a mapping of some.
+
+    Raises:
+        ValueError: The program gives other results.
+        ImportError: ONNX was asked for and its packages are not installed.
+    """
+    return _pt2(network, inputs, shapes) if ending == ".pt2" else _onnx(network, inputs, shapes)
+
+
+def _pt2(network: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> bytes:
+    program = torch.export.export(network, inputs, dynamic_shapes=shapes)
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
     content = buffer.getvalue()
     loaded = torch.export.load(io.BytesIO(content)).module()
     with torch.no_grad():
-        if not torch.equal(loaded(sample), network(sample)):
+        pairs = zip(_outputs(loaded(*inputs)), _outputs(network(*inputs)), strict=True)
+        if not all(torch.allclose(found, wanted, rtol=0.0, atol=0.0, equal_nan=True) for found, wanted in pairs):
             raise ValueError("the exported program does not reproduce the model's output")
     return content
 
 
-def _onnx(network: nn.Sequential, sample: Tensor) -> bytes:
+def _onnx(network: nn.Module, inputs: tuple[Tensor, ...], shapes: Any) -> bytes:
     try:
         import onnxruntime
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ImportError("ONNX export needs the optional packages: pip install 'esper-growth[onnx]'") from error
-    shapes = ({0: torch.export.Dim("rows", min=1)},)
-    program = torch.onnx.export(network, (sample,), dynamo=True, dynamic_shapes=shapes, verbose=False)
+    program = torch.onnx.export(network, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
     assert program is not None
-    content = program.model_proto.SerializeToString()
+    content: bytes = program.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    (result,) = session.run(None, {session.get_inputs()[0].name: sample.numpy()})
+    feeds = {entry.name: tensor.numpy() for entry, tensor in zip(session.get_inputs(), inputs, strict=True)}
     with torch.no_grad():
-        difference = (torch.from_numpy(result) - network(sample)).abs().max().item()
-    if not difference <= ONNX_TOLERANCE:
-        raise ValueError(f"the ONNX program differs from the model by {difference} (limit {ONNX_TOLERANCE})")
-    return bytes(content)
+        expected = _outputs(network(*inputs))
+    for found, wanted in zip(session.run(None, feeds), expected, strict=True):
+        difference = (torch.from_numpy(found) - wanted).abs().max().item()
+        if not difference <= ONNX_TOLERANCE:
+            raise ValueError(f"the ONNX program differs from the model by {difference} (limit {ONNX_TOLERANCE})")
+    return content
+
+
+def _outputs(output: Tensor | Mapping[str, Tensor]) -> list[Tensor]:
+    return [output] if isinstance(output, Tensor) else list(output.values())
 
 
 def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bool) -> bytes:
