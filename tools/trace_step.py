@@ -1,6 +1,6 @@
 """Prints the walk of one training step: which modules it touches, in order, and how many calls that takes.
 
-    python tools/trace_step.py
+    python tools/trace_step.py [options of esper train, such as --backend torch]
 
 One step is from the end of one host epoch to the end of the next: the reward of the last, the decision, the epoch
 itself. It is traced in a run of two hosts in this process, with its event log at the usual level.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -49,12 +50,12 @@ class StepTrace:
             self.modules[name] = self.modules.get(name, 0) + 1
 
 
-def trace_step() -> StepTrace:
+def trace_step(options: Sequence[str]) -> StepTrace:
     """Trains for one short round and traces one step in its middle."""
     trace = StepTrace()
     patch = mock.patch.object(rollout, "execute_actions", trace.execute_actions)
     with TemporaryDirectory(prefix="esper-") as folder, patch:
-        main([*WORDS.split(), "--runs", str(Path(folder) / "runs"), "--run-id", "traced"])
+        main([*WORDS.split(), *options, "--runs", str(Path(folder) / "runs"), "--run-id", "traced"])
     return trace
 
 
@@ -73,4 +74,4 @@ def show(trace: StepTrace) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(show(trace_step()))
+    sys.stdout.write(show(trace_step(sys.argv[1:])))
