@@ -249,7 +249,7 @@ def test_what_is_no_file_of_an_evaluation_is_neither_read_cut_nor_waited_for(
     ],
 )
 def test_rows_that_no_evaluation_wrote_are_refused(column: str, word: str, message: str, tmp_path: Path) -> None:
-    few = manifest(ARMS[:2], num_seeds=1, subject="schedule")
+    few = manifest(FOUND.arms[:2], num_seeds=1, subject="schedule")
     write(tmp_path, few, rows(few, MEANS))
     if column == "arm":
         replace(few, arms=(*few.arms, word)).save(tmp_path)
@@ -263,7 +263,7 @@ def test_rows_that_no_evaluation_wrote_are_refused(column: str, word: str, messa
 
 def test_a_curve_through_a_network_that_diverged_has_no_spread_there() -> None:
     curves = pd.DataFrame([{"arm": "schedule", "epoch": 1, "committed_loss": loss} for loss in (1.0, float("inf"))])
-    (found,) = _mean_curves(manifest(ARMS[:2], subject="schedule", metric="loss"), curves).itertuples()
+    (found,) = _mean_curves(manifest(FOUND.arms[:2], subject="schedule", metric="loss"), curves).itertuples()
     assert (found.mean, math.isnan(found.sd)) == (float("inf"), True)
 
 
