@@ -39,13 +39,14 @@ def stage(channels: int, out: int, stride: int, blocks: int) -> nn.Module:
 class ResNet(nn.Module):
     """Three stages: with one block in each it has eight layers, with three it has twenty."""
 
-    def __init__(self, width: int, blocks: int = 1) -> None:
+    def __init__(self, width: float, blocks: int = 1) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
-        self.layer1 = stage(width, width, 1, blocks)
-        self.layer2 = stage(width, 2 * width, 2, blocks)
-        self.layer3 = stage(2 * width, 4 * width, 2, blocks)
-        self.head = nn.Linear(4 * width, 10)
+        first, second, third = (round(times * width) for times in (1, 2, 4))
+        self.stem = nn.Sequential(nn.Conv2d(3, first, 3, 2, 1, bias=False), nn.BatchNorm2d(first), nn.ReLU())
+        self.layer1 = stage(first, first, 1, blocks)
+        self.layer2 = stage(first, second, 2, blocks)
+        self.layer3 = stage(second, third, 2, blocks)
+        self.head = nn.Linear(third, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer3(self.layer2(self.layer1(self.stem(x))))
@@ -55,7 +56,7 @@ class ResNet(nn.Module):
 
 def make_model(width: float = 1.0) -> nn.Module:
     """The model, or one so many times as wide."""
-    return ResNet(round(8 * width))
+    return ResNet(8 * width)
 
 
 def make_data() -> tuple[Rows, Rows, Rows]:

@@ -13,8 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from esper.runtime.datasets import load_dataset
 
 CONTEXT = 64
-ROWS = 512
-"""Windows of the training text that are used."""
+TRAIN_ROWS, OTHER_ROWS = 2048, 512
+"""Windows of the text that are used."""
 Rows = dict[str, Tensor]
 
 
@@ -22,7 +22,14 @@ def make_model(width: float = 1.0) -> nn.Module:
     """Three layers with three heads, or the same so many times as wide."""
     size = 3 * round(16 * width)
     config = GPT2Config(
-        vocab_size=256, n_positions=CONTEXT, n_embd=size, n_layer=3, n_head=3, bos_token_id=0, eos_token_id=0
+        vocab_size=256,
+        n_positions=CONTEXT,
+        n_embd=size,
+        n_inner=round(192 * width),  # of any width, where the others need a multiple of the heads
+        n_layer=3,
+        n_head=3,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     model: nn.Module = GPT2LMHeadModel(config)
     return model
@@ -31,8 +38,8 @@ def make_model(width: float = 1.0) -> nn.Module:
 def make_data() -> tuple[Rows, Rows, Rows]:
     """Windows of the training, validation and test text; the model predicts the next byte by itself."""
     data = load_dataset("text", context=CONTEXT)
+    splits = (data.train, TRAIN_ROWS), (data.val, OTHER_ROWS), (data.open_test(), OTHER_ROWS)
     train, val, test = (
-        {"input_ids": split.inputs[:ROWS].long(), "labels": split.inputs[:ROWS].long()}
-        for split in (data.train, data.val, data.open_test())
+        {"input_ids": split.inputs[:rows].long(), "labels": split.inputs[:rows].long()} for split, rows in splits
     )
     return train, val, test

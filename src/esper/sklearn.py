@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.model_selection import train_test_split
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         batch_size: int = 64,
         validation_fraction: float = 0.2,
         controller: Controller = None,
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
         verbose: bool = False,
     ) -> None:
         self.model = model
@@ -60,20 +61,20 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.verbose = verbose
 
-    def _make(self, features: int, outputs: int) -> nn.Module:
+    def _make(self, features: int, outputs: int, seed: int) -> nn.Module:
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
-        with seeded(self.random_state):
+        with seeded(seed):
             return small_network(features, outputs) if self.model is None else self.model(features, outputs)
 
     def _fit(self, x: NDArray[Any], y: NDArray[Any], outputs: int, stratify: NDArray[Any] | None) -> None:
         if not 0.0 < self.validation_fraction < 1.0:
             raise ValueError(f"validation_fraction must be in (0, 1), got {self.validation_fraction}")
-        parts = train_test_split(
-            x, y, test_size=self.validation_fraction, random_state=self.random_state, stratify=stratify
-        )
+        state = self.random_state
+        seed = state if isinstance(state, int) else int(check_random_state(state).randint(2**31))
+        parts = train_test_split(x, y, test_size=self.validation_fraction, random_state=seed, stratify=stratify)
         train_x, val_x, train_y, val_y = map(torch.as_tensor, parts)
-        self.model_ = self._make(x.shape[1], outputs)
+        self.model_ = self._make(x.shape[1], outputs, seed)
         self.result_ = grow(
             self.model_,
             (train_x, train_y),
@@ -84,7 +85,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
             optimizer=lambda params: torch.optim.AdamW(params, lr=self.lr),
             scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.epochs),
             batch_size=self.batch_size,
-            seed=self.random_state,
+            seed=seed,
             verbose=self.verbose,
         )
 

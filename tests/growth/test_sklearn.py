@@ -17,6 +17,7 @@ from sklearn.exceptions import NotFittedError  # noqa: E402
 from sklearn.model_selection import GridSearchCV, cross_val_score  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import StandardScaler  # noqa: E402
+from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from esper.sklearn import GrowingClassifier, GrowingRegressor  # noqa: E402
 
@@ -25,6 +26,31 @@ from esper.sklearn import GrowingClassifier, GrowingRegressor  # noqa: E402
 def iris() -> tuple[Any, Any]:
     found = load_iris()
     return StandardScaler().fit_transform(found.data), np.array(found.target_names)[found.target]
+
+
+@parametrize_with_checks(
+    [GrowingClassifier(epochs=5, lr=3e-2, batch_size=8), GrowingRegressor(epochs=5, lr=3e-2, batch_size=8)]
+)
+@pytest.mark.filterwarnings("ignore")  # of data that is bad on purpose
+def test_estimators_pass_the_checks_of_scikit_learn(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_targets_that_are_all_the_same_are_fitted_and_said() -> None:
+    x = np.linspace(-1.0, 1.0, 40).reshape(-1, 1)
+    with pytest.warns(UserWarning, match="all validation targets are the same"):
+        fitted = GrowingRegressor(epochs=5).fit(x, np.full(40, 7.0))
+    assert np.allclose(fitted.predict(x), 7.0, atol=1.0)
+    assert fitted.result_.metric == 0.0
+
+
+def test_a_random_state_may_be_a_generator_or_none(iris: Any) -> None:
+    def fit(state: Any) -> Any:
+        return GrowingClassifier(epochs=5, random_state=state).fit(*iris).predict_proba(iris[0])
+
+    assert np.array_equal(fit(np.random.RandomState(3)), fit(np.random.RandomState(3)))
+    assert not np.array_equal(fit(np.random.RandomState(3)), fit(np.random.RandomState(4)))
+    fit(None)
 
 
 def test_a_classifier_learns_named_classes_and_grows(iris: Any) -> None:

@@ -31,8 +31,8 @@ from esper.tamiyo.side_by_side import SideBySide
 
 GROWN, ALONE, AT_ONCE, WIDER = "grown", "left alone", "the grown network from the start", "a wider model"
 WIDTH_STEPS = 24
-SIZE_TOLERANCE = 0.05
-"""How much smaller than the grown one a wider model may be, as a share."""
+MAX_WIDTH = 64.0
+"""Most times as wide as the original."""
 MIN_SEEDS_FOR_INTERVAL = 3
 
 Wider = Callable[[float], nn.Module]
@@ -143,12 +143,18 @@ class Comparison:
             self.verdict(),
             f"{self.epochs} epochs, {num_seeds} seed{'s' if num_seeds > 1 else ''}, {self.split} data.",
         ]
+        if self.arm(WIDER) is not None:
+            notes.append(self._width_note())
         return Section(
             title="Should this model be grown?",
             columns=("model", self.scale.name, "parameters", "training GMACs", "seconds", "grown is better by"),
             rows=tuple(rows),
             note=" ".join([*notes, *self.not_run]),
         )
+
+    def _width_note(self) -> str:
+        grown, wide = (statistics.fmean(arm.params) for arm in self.arms if arm.name in (GROWN, WIDER))
+        return f"The wider model is the narrowest that is not smaller than the grown one ({wide / grown - 1:+.1%})."
 
     def _against(self, rival: str) -> str:
         mean, noise = statistics.fmean(self.differences(rival)), self.noise(rival)
@@ -389,19 +395,14 @@ def _plant(grower: Grower, kept: Sequence[SeedLife]) -> None:
 
 
 def _width_for(wider: Wider, params: int) -> Callable[[], nn.Module]:
-    """A maker of the width of the wanted size; of the next larger one, so that no rival is weak, if none comes near."""
+    """A maker of the narrowest model that has at least so many parameters: a rival is never the smaller one."""
     low, high = 1.0, 2.0
-    while _params_of(wider, high) < params and high < 64.0:
+    while _params_of(wider, high) < params and high < MAX_WIDTH:
         low, high = high, 2.0 * high
-    tried = {factor: _params_of(wider, factor) for factor in (low, high)}
     for _ in range(WIDTH_STEPS):
         middle = 0.5 * (low + high)
-        tried[middle] = _params_of(wider, middle)
-        low, high = (middle, high) if tried[middle] < params else (low, middle)
-    best = min(tried, key=lambda factor: abs(tried[factor] - params))
-    if abs(tried[best] - params) > SIZE_TOLERANCE * params:
-        best = high
-    return lambda: wider(best)
+        low, high = (middle, high) if _params_of(wider, middle) < params else (low, middle)
+    return lambda: wider(high)
 
 
 def _params_of(wider: Wider, factor: float) -> int:

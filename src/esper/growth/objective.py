@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -261,7 +260,10 @@ class _Accuracy:
 
 
 class _ExplainedVariance:
-    """1 minus the squared error over that of the mean target, all outputs together."""
+    """1 minus the squared error over that of the mean target, all outputs together.
+
+    Of targets that are all the same, as scikit-learn has it: 1 if they are predicted exactly, else 0.
+    """
 
     def __init__(self) -> None:
         self.error: Tensor | float = 0.0
@@ -279,7 +281,9 @@ class _ExplainedVariance:
     def result(self, loss: float) -> float:
         assert isinstance(self.total, Tensor)
         variance = float((self.squares - self.total.square() / self.rows).sum())
-        return 1.0 - float(self.error) / variance if variance > 0.0 else math.nan
+        if variance > 0.0:
+            return 1.0 - float(self.error) / variance
+        return float(float(self.error) == 0.0)
 
 
 class _LossItself:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,9 +102,10 @@ class Validation:
 
     def scale(self, untrained: Score) -> MetricScale:
         """What its metric and loss mean, given those of the model before training."""
-        return self.objective.scale(
-            untrained, self._mean_target_loss() if self.objective.kind == "regression" else None
-        )
+        guess = self._mean_target_loss() if self.objective.kind == "regression" else None
+        if guess == 0.0:
+            warnings.warn("all validation targets are the same, so no model can be told from another", stacklevel=2)
+        return self.objective.scale(untrained, guess)
 
     def _mean_target_loss(self) -> float | None:
         """The loss of predicting the mean of the targets; None if the loss does not take a plain prediction."""
