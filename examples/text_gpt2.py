@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from esper.runtime.datasets import load_dataset
 
 CONTEXT = 64
-TRAIN_ROWS, OTHER_ROWS = 2048, 512
+TRAIN_ROWS, OTHER_ROWS = 1024, 512
 """Windows of the text that are used."""
 Rows = dict[str, Tensor]
 

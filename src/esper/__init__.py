@@ -29,14 +29,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in ("hf", "lightning", "sklearn"):
-        return import_module(f"esper.{name}")
-    if name in __all__:
-        import esper.growth
+if not TYPE_CHECKING:  # a type checker would take any name for one of these
 
-        return getattr(esper.growth, name)
-    raise AttributeError(f"module 'esper' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in ("hf", "lightning", "sklearn"):
+            return import_module(f"esper.{name}")
+        if name in __all__:
+            import esper.growth
+
+            return getattr(esper.growth, name)
+        raise AttributeError(f"module 'esper' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -39,15 +39,23 @@ def hugging_face() -> Any:
     return datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist(), "text": ["a"] * 10})
 
 
+def frames() -> Any:
+    pandas = pytest.importorskip("pandas", reason="needs the evidence extra")
+    return pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy())
+
+
 FORMS: dict[str, Any] = {
     "tensors": lambda: (X, Y),
     "arrays": lambda: [X.double().numpy(), Y.numpy()],
+    "lists": lambda: (X.tolist(), Y.tolist()),
+    "pandas": frames,
     "dict": lambda: {"x": X, "y": Y},
     "dataset": lambda: TensorDataset(X, Y),
     "stream": Stream,
     "loader": lambda: DataLoader(TensorDataset(X, Y), 4, shuffle=True),
     "own_generator": lambda: DataLoader(TensorDataset(X, Y), 4, shuffle=True, generator=torch.Generator()),
     "batches": lambda: [(X[:4], Y[:4]), (X[4:8], Y[4:8]), (X[8:], Y[8:])],
+    "tuple_of_batches": lambda: ((X[:4], Y[:4]), [X[4:8], Y[4:8]], (X[8:], Y[8:])),
     "hugging_face": hugging_face,
 }
 
@@ -65,7 +73,7 @@ def test_every_form_gives_every_row_once(form: str) -> None:
     assert found.count == (None if form == "stream" else 3)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("stream", "batches")])
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("stream", "batches", "tuple_of_batches")])
 def test_the_order_follows_from_seed_and_epoch(form: str) -> None:
     def order(found: Batches, seed: int, epoch: int) -> list[Any]:
         with seeded_everywhere(seed * 100 + epoch):
@@ -93,12 +101,21 @@ def test_the_order_follows_from_seed_and_epoch(form: str) -> None:
         ((X, Y[:5]), r"one entry per row each, got \[10, 5\]"),
         (iter([(X, Y)]), "can be read only once"),
         (7, "must be tensors .* got int"),
+        ("train.csv", "must be tensors .* got str"),
         (TensorDataset(X[:0], Y[:0]), "is empty"),
     ],
 )
 def test_data_that_cannot_be_used_is_refused(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         batches(data, shuffle=False)
+
+
+def test_a_single_row_that_is_left_over_joins_the_batch_before() -> None:
+    """A batch norm cannot be trained on one row."""
+    found = batches((X[:9], Y[:9]))
+    assert [len(batch[1]) for batch in found.epoch(0, 0)] == [4, 5]
+    assert found.count == 2
+    assert rows(found.epoch(0, 0)) == rows([(X[:9], Y[:9])])
 
 
 def test_global_generators_are_put_back() -> None:
@@ -209,8 +226,26 @@ def test_columns_that_the_model_does_not_take_are_left_out() -> None:
         (LOGITS, X, r"a batch must be \(inputs, target\) or a dict with 'labels'"),
         (X[:, 0], (X, Y), r"cannot tell the loss of float32 \(10,\) predictions and int64 \(10,\) targets"),
         (LOGITS[:, :1], (X, Y.bool()), "pass loss="),
+        (LOGITS, (X, Y - 1), r"labels must be 0 to 2, or -100 for none, got -1"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(output: Tensor, batch: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Objective(Fixed(output.clone()), batch)
+
+
+def test_data_that_does_not_fit_the_model_is_told_with_its_shape() -> None:
+    with pytest.raises(
+        ValueError, match=r"Linear cannot run on a batch of float32 \(10, 2\), int64 \(10,\): mat1 and mat2"
+    ):
+        Objective(nn.Linear(5, 3), (X, Y))
+
+
+def test_yes_or_no_with_a_loss_of_the_users_own_is_judged_by_it() -> None:
+    """R² of logits would say nothing."""
+    objective = Objective(
+        Fixed(LOGITS[:, 0].clone()), (X, (Y > 0).float()), loss=nn.functional.binary_cross_entropy_with_logits
+    )
+    assert objective.kind == "other"
+    assert objective.tally().result(0.3) == 0.3
+    assert Objective(Fixed(LOGITS[:, 0].clone()), (X, Y + 0.5), loss=nn.functional.l1_loss).kind == "regression"

@@ -417,6 +417,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"controller": "periodic", "controller_params": {"often": 1}},
         "periodic has no parameters often",
     ),
+    "schedule_parameter": (
+        {"controller_params": {"often": 1}},
+        "schedule has no parameters often. Known: entries, blue",
+    ),
     "scale": ({"evaluate": lambda model: (-5.0, 1.0)}, "cannot tell what a perfect metric would be"),
 }
 

@@ -165,6 +165,11 @@ def test_import_esper_loads_no_torch_and_has_its_names() -> None:
     assert callable(esper.grow)
 
 
+@pytest.mark.parametrize("epochs", [5, 6])
+def test_even_the_shortest_run_grows(epochs: int, digits: Any) -> None:
+    assert [seed.planted for seed in grow(digits, epochs=epochs).seeds] == [0]
+
+
 # ---- files
 
 
@@ -497,6 +502,9 @@ def test_links_in_a_folder_of_others_are_not_written_through(grown: Any, tmp_pat
         ({"loss": lambda output, target: output}, "loss must return one number"),
         ({"resume": True}, "give the folder with out="),
         ({"receipts": -1}, "receipts must be True, False or the most epochs"),
+        ({"loss": "mse"}, "loss must be a function, got 'mse'"),
+        ({"device": "nowhere"}, "device 'nowhere' cannot be used here"),
+        ({"wider": make_net}, "give both, or leave it out"),
     ],
 )
 def test_what_cannot_work_is_one_sentence_and_leaves_the_model_alone(

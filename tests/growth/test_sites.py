@@ -130,15 +130,20 @@ class Restless(nn.Module):
 
 
 def test_a_model_that_changes_its_order_of_calls_is_refused() -> None:
+    model = Restless()
+    before = fingerprint(model)
     with pytest.raises(ValueError, match="same submodules in the same order"):
-        find_sites(Restless(), torch.randn(4, 6))
+        find_sites(model, torch.randn(4, 6))
+    assert fingerprint(model) == before
 
 
 def test_a_model_without_a_site_is_refused_with_reasons() -> None:
     with pytest.raises(ValueError, match=r"no place to grow in Linear \(it has no submodules\)"):
         find_sites(nn.Linear(4, 2), torch.randn(4, 4))
-    with pytest.raises(ValueError, match="0: no features"):
+    with pytest.raises(ValueError, match="0: 2 channels"):
         find_sites(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2)), torch.randn(4, 4))
+    with pytest.raises(ValueError, match=r"0: features of shape \[4, 8, 2, 2, 2\] are no rows, sequences or images"):
+        find_sites(nn.Sequential(nn.Conv3d(1, 8, 1), nn.Conv3d(8, 8, 2)), torch.randn(4, 1, 2, 2, 2))
     with pytest.raises(ValueError, match="at least two rows, got 1"):
         find_sites(ResNet(), torch.randn(1, 3, 8, 8))
     with pytest.raises(ValueError, match="k must be at least 1"):

@@ -92,6 +92,7 @@ OWN = ["--model", "mine.py:make_model", "--data", "mine.py:make_data"]
         (["grow", "--model", "yours.py:make", *OWN[2:]], "there is no such file"),
         (["grow", "--model", "mine", *OWN[2:]], "expected FILE.py:FUNCTION or package.module:FUNCTION, got 'mine'"),
         (["grow", *OWN, "--task", "digits_mlp"], "are for bundled tasks; leave them out with --model"),
+        (["grow", *OWN, "--blueprint", "cnn.convv"], "unknown blueprint 'cnn.convv'. Known: mlp.norm"),
         (["grow", "--list-sites"], "are for your own model; give --model"),
         (["grow", *OWN, "--controller", "pretrained"], "this release has no pretrained controller"),
         (["grow", *OWN, "--controller", "runs/none"], "unknown controller 'runs/none': expected wait_only"),

@@ -278,8 +278,8 @@ def default_schedule(
 ) -> tuple[ScheduleEntry, ...]:
     """One seed after the other in every slot where it fits, each kept as soon as its gate allows.
 
-    The last quarter of the epochs is left free, so that what was grown can settle. Where the budget has no room for
-    the blueprint, the largest that fits takes its place.
+    The last quarter of the epochs is left free, so that what was grown can settle, unless no seed could live then.
+    Where the budget has no room for the blueprint, the largest that fits takes its place.
 
     Args:
         setting: The hosts.
@@ -289,8 +289,9 @@ def default_schedule(
         gap: Epochs from keeping one seed to planting the next.
         fill: Choose the seeds, whatever they are, so that they use most of the budget.
     """
-    step = life_epochs(setting.lifecycle, blend) + gap
-    count = max(0, math.ceil((horizon * 3 // 4 - step + gap) / step))
+    life = life_epochs(setting.lifecycle, blend)
+    step = life + gap
+    count = max(int(horizon > life), math.ceil((horizon * 3 // 4 - life) / step))
     seeds = _fill_budget(setting, count) if fill else _same_in_every_slot(setting, count, blueprint)
     entries: list[ScheduleEntry] = []
     for number, (slot_id, key) in enumerate(seeds):

@@ -36,6 +36,14 @@ def check_model(model: nn.Module) -> None:
         raise ValueError(f"{type(model).__name__} has no parameters, so there is nothing to train")
 
 
+def usable_device(device: str | torch.device) -> torch.device:
+    """The device, if tensors can be put there."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:  # torch has no type of its own for it
+        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).splitlines()[0]}") from error
+
+
 def _num_processes() -> int:
     """Of this training."""
     distributed = torch.distributed

@@ -27,6 +27,7 @@ from esper.leyline import EpisodeSeed, SeedStage, derive_seed, record
 from esper.leyline.scale import MetricScale
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
+from esper.tamiyo.controllers import DEFAULT_RULE
 from esper.tamiyo.side_by_side import SideBySide
 
 GROWN, ALONE, AT_ONCE, WIDER = "grown", "left alone", "the grown network from the start", "a wider model"
@@ -252,7 +253,7 @@ def compare_task(
     task: TaskSpec,
     data: Dataset,
     *,
-    controller: str = "largest",
+    controller: str = DEFAULT_RULE,
     seeds: int = 3,
     seed: int = 0,
     on_arm: Callable[[str], None] = lambda words: None,

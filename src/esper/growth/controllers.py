@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from esper.leyline import HostLayout, LifecycleConfig, PolicyProtocol, record
 from esper.simic.training.config import PRETRAINED
 from esper.tamiyo.controller import Setting
-from esper.tamiyo.controllers import CONTROLLERS, make_controller, runs_by_name
-
-DEFAULT_RULE = "schedule"
-"""The best rule, by docs/grow.md."""
+from esper.tamiyo.controllers import CONTROLLERS, DEFAULT_RULE, make_controller, runs_by_name
 
 Controller = str | Path | PolicyProtocol | None
 """A rule's name, the folder of a trained run, or an object with begin, act and store; None for the default."""
@@ -56,12 +54,12 @@ def choose_controller(
     setting = Setting(layout=layout, lifecycle=lifecycle, run_seed=seed)
     if wanted is None:
         wanted = DEFAULT_RULE
-    if wanted == PRETRAINED:
-        return _pretrained(setting, epochs, num_classes)
     if isinstance(wanted, str) and wanted in CONTROLLERS:
         return _rule(wanted, setting, epochs, params)
     if params:
         raise ValueError(f"parameters ({', '.join(params)}) are for rules; {wanted} takes none")
+    if wanted == PRETRAINED:
+        return _pretrained(setting, epochs, num_classes)
     if isinstance(wanted, str | Path):
         return _policy(Path(wanted), setting, epochs)
     if not all(callable(getattr(wanted, verb, None)) for verb in ("begin", "act", "store")):
@@ -73,23 +71,26 @@ def _rule(name: str, setting: Setting, epochs: int, params: Mapping[str, Any]) -
     if name == "schedule" and "entries" not in params:
         from esper.evidence.host_runs import default_schedule
 
+        known = [name for name in signature(default_schedule).parameters if name not in ("setting", "horizon")]
+        if unknown := sorted(set(params) - set(known)):
+            raise ValueError(f"schedule has no parameters {', '.join(unknown)}. Known: entries, {', '.join(known)}")
         params = {"entries": default_schedule(setting, epochs, **params)}
     return Chosen(policy=make_controller(name, setting, **params), name=name, needs_every_coalition=False)
 
 
 def _pretrained(setting: Setting, epochs: int, num_classes: int) -> Chosen:
-    """The policy that comes with Esper, or the best rule where it does not know such hosts."""
+    """The policy that comes with Esper, or the default rule where it does not know such hosts."""
     from esper.simic.client import FrozenPolicy
-    from esper.simic.run.pretrained import BEST_RULE, load_pretrained, why_outside
+    from esper.simic.run.pretrained import load_pretrained, why_outside
 
     agent, card = load_pretrained()
     outside = why_outside(card.range, setting.layout, setting.lifecycle, horizon=epochs, num_classes=num_classes)
     if outside is not None:
         warnings.warn(
-            f"the pretrained controller is outside what it knows: {outside}. The rule {BEST_RULE!r} decides",
+            f"the pretrained controller is outside what it knows: {outside}. The rule {DEFAULT_RULE!r} decides",
             stacklevel=2,
         )
-        return _rule(BEST_RULE, setting, epochs, {})
+        return _rule(DEFAULT_RULE, setting, epochs, {})
     policy = FrozenPolicy(agent, run_seed=setting.run_seed, greedy=True)
     return Chosen(policy=policy, name=PRETRAINED, needs_every_coalition=True)
 

@@ -61,7 +61,7 @@ class Batches:
     def count(self) -> int | None:
         """Batches of an epoch; None if the data does not say."""
         if isinstance(self._data, Mapping | tuple):
-            return -(-_num_rows(self._data) // self._batch_size)
+            return len(_parts(torch.arange(_num_rows(self._data)), self._batch_size))
         try:
             size = len(self._data)
         except TypeError:
@@ -91,8 +91,7 @@ class Batches:
         if isinstance(data, Mapping | tuple):
             rows = _num_rows(data)
             order = torch.arange(rows) if generator is None else torch.randperm(rows, generator=generator)
-            for start in range(0, rows, self._batch_size):
-                part = order[start : start + self._batch_size]
+            for part in _parts(order, self._batch_size):
                 yield map_tensors(data, lambda tensor, part=part: tensor[part])  # type: ignore[misc]
         elif isinstance(data, Dataset):
             shuffle = generator is not None and not isinstance(data, IterableDataset)
@@ -104,6 +103,14 @@ class Batches:
             yield from data
 
 
+def _parts(order: Tensor, size: int) -> list[Tensor]:
+    """Rows of each batch. A single row that is left over joins the batch before: no batch norm can be trained on it."""
+    parts = list(order.split(size))
+    if len(parts) > 1 and len(parts[-1]) == 1 and size > 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
 def _readable(data: Data, what: str) -> Any:
     """Rows as a tuple or dict of tensors, a Dataset, or something that gives batches again and again."""
     if isinstance(data, DataLoader | Dataset):
@@ -112,15 +119,17 @@ def _readable(data: Data, what: str) -> Any:
         return _HuggingFaceRows(data.with_format("torch"))
     if isinstance(data, Mapping):
         return {key: _tensor(value) for key, value in data.items()}
-    if isinstance(data, tuple | list) and data and all(isinstance(part, Tensor | np.ndarray) for part in data):
+    if isinstance(data, tuple | list) and data and all(map(_is_column, data)):
         return tuple(map(_tensor, data))
+    if isinstance(data, tuple):
+        return list(data)
     if isinstance(data, Tensor | np.ndarray):
         raise ValueError(f"the {what} data is one tensor; pass (inputs, targets), or a DataLoader with your own loss")
     if isinstance(data, Iterator):
         raise ValueError(
             f"the {what} data can be read only once; pass a list, a Dataset or a DataLoader instead of an iterator"
         )
-    if not hasattr(data, "__iter__"):
+    if not hasattr(data, "__iter__") or isinstance(data, str | bytes):
         raise ValueError(
             f"the {what} data must be tensors (inputs, targets), a Dataset, a DataLoader or a list of batches, got "
             f"{type(data).__name__}"
@@ -144,10 +153,20 @@ class _HuggingFaceRows(Dataset[Any]):
         return {name: found[name] for name in self._columns}
 
 
+def _is_column(part: Any) -> bool:
+    """True for one entry per row: a tensor, an array, a column or table of pandas, a list of numbers or of rows."""
+    while isinstance(part, list) and part:
+        part = part[0]
+        if isinstance(part, Tensor | np.ndarray):
+            return False  # a batch
+    return isinstance(part, Tensor | np.ndarray | int | float) or hasattr(part, "to_numpy")
+
+
 def _tensor(value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
-    tensor = torch.as_tensor(np.asarray(value))
+    array = np.asarray(value)
+    tensor = torch.as_tensor(array if array.flags.writeable else array.copy())  # tensors can always be written to
     return tensor.float() if tensor.dtype is torch.float64 else tensor  # numpy's default, which no layer takes
 
 

@@ -79,7 +79,7 @@ class Grower:
             the model in eval mode and without gradients, with seeds switched off one by one.
         epochs: Epochs to come.
         budget: Most parameters the model and its seeds may have together; None for no limit.
-        controller: Who decides: a rule's name, the folder of a trained run, or an object; None for the best rule.
+        controller: Who decides: a rule's name, the folder of a trained run, or an object; None for the default rule.
         controller_params: Parameters of a rule.
         sites: "auto", how many, or names and patterns of submodules after which seeds may grow.
         scheduler: The learning-rate scheduler of the optimizer, or several; seeds then get groups of their own.
@@ -466,7 +466,8 @@ class Grower:
         if self._governor.num_rollbacks > limits.MAX_ROLLBACKS:
             raise ValueError(
                 f"training diverged {self._governor.num_rollbacks} times (last: {reason.value}, epoch {self.epoch}); "
-                "the model is in its last healthy state. Lower the learning rate or clip gradients"
+                "the model is in its last healthy state. Lower the learning rate, clip gradients, or look for NaN in "
+                "the training data"
             )
         return books.measured
 

@@ -69,12 +69,14 @@ class Objective:
         forward: Forward | None = None,
         higher_is_better: bool = True,
     ) -> None:
+        for what, given in (("loss", loss), ("metric", metric), ("forward", forward)):
+            if given is not None and not callable(given):
+                raise ValueError(f"{what} must be a function, got {given!r}")
         self._accepts = None if forward is not None else _accepted_names(model)
         self._forward = forward
         self._metric = metric
         self._higher_is_better = higher_is_better
-        with evaluating(model):
-            output = self.forward(model, batch)
+        output = self._first_output(model, batch)
         self.has_own_loss = loss is None and _own_loss(output) is not None
         target = self.target(batch)
         if loss is None and not self.has_own_loss and not isinstance(target, Tensor):
@@ -84,6 +86,8 @@ class Objective:
             )
         self.kind = _kind(prediction(output), target)
         """"classification", "tokens", "regression" or "other"."""
+        if self.kind == "regression" and loss is not None and bool(((target == 0) | (target == 1)).all()):
+            self.kind = "other"  # yes or no, of which R² says nothing
         if loss is None and not self.has_own_loss and self.kind == "other":
             raise ValueError(
                 f"cannot tell the loss of {_shape_of(prediction(output))} predictions and {_shape_of(target)} targets; "
@@ -93,15 +97,22 @@ class Objective:
         self.classes = (
             _class_axis_size(prediction(output), target) if self.kind in ("classification", "tokens") else None
         )
-        if self.classes is not None and int(target.max()) >= self.classes:
-            raise ValueError(
-                f"labels must be below the {self.classes} classes that the model predicts, got {int(target.max())}"
-            )
+        if self.classes is not None:
+            _check_labels(target[target != IGNORED_LABEL], self.classes)
         if loss is not None:
             with torch.no_grad():
                 found = self.loss(output, batch)
             if not isinstance(found, Tensor) or found.numel() != 1:
                 raise ValueError(f"loss must return one number, the mean over a batch, got {_shape_of(found)}")
+
+    def _first_output(self, model: nn.Module, batch: Any) -> Any:
+        with evaluating(model):
+            try:
+                return self.forward(model, batch)
+            except (IndexError, RuntimeError, TypeError) as error:
+                shapes = ", ".join(_shape_of(tensor) for _, tensor in tensors(batch)) or type(batch).__name__
+                reason = " ".join(str(error).split())
+                raise ValueError(f"{type(model).__name__} cannot run on a batch of {shapes}: {reason}") from error
 
     # ---- a batch
 
@@ -219,6 +230,14 @@ def _kind(predicted: Any, target: Any) -> str:
     if predicted.shape[:-1] == target.shape:
         return "tokens" if target.dim() > 1 else "classification"
     return "classification" if predicted.shape[:1] + predicted.shape[2:] == target.shape else "other"
+
+
+def _check_labels(labels: Tensor, classes: int) -> None:
+    lowest, highest = (0, 0) if not labels.numel() else (int(labels.min()), int(labels.max()))
+    if highest >= classes:
+        raise ValueError(f"labels must be below the {classes} classes that the model predicts, got {highest}")
+    if lowest < 0:
+        raise ValueError(f"labels must be 0 to {classes - 1}, or {IGNORED_LABEL} for none, got {lowest}")
 
 
 def _class_axis_size(predicted: Tensor, target: Tensor) -> int:

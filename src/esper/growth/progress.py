@@ -68,7 +68,8 @@ class GrowthProgress:
         if entry.rolled_back is not None:
             self._print(f"  epoch {entry.epoch + 1:3}  rolled back to the last healthy state: {entry.rolled_back}")
         if not self._console.is_terminal and grower.epochs_done % max(1, self._epochs // LINES_WITHOUT_TERMINAL) == 0:
-            self._print(f"{self._label}: epoch {grower.epochs_done}/{self._epochs}  {facts}")
+            left = run.seconds / grower.epochs_done * (self._epochs - grower.epochs_done)
+            self._print(f"{self._label}: epoch {grower.epochs_done}/{self._epochs}  {facts}  {left:.0f} s left")
 
     def announce_receipts(self, run: GrowthRun, twins: Sequence[tuple[SeedLife, int]]) -> None:
         """Says what receipts will cost before it is spent."""

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from esper.growth.arguments import check_model
+from esper.growth.arguments import check_model, usable_device
 from esper.growth.comparison import GROWN, Wider, check_comparable, copies_of, make_comparison, rivals, trained
 from esper.growth.controllers import Controller
 from esper.growth.data import Data
@@ -80,7 +80,7 @@ def grow(
         higher_is_better: Direction of `metric`.
         scale: What `metric` means, where its best value cannot be told from its first one.
         controller: Who decides what grows: a rule's name, the folder of a trained run, or an object with begin, act and
-            store; None for the best rule.
+            store; None for the default rule.
         controller_params: Parameters of a rule.
         optimizer: An optimizer of the model, or a function that makes one of a list of parameters. By default AdamW
             with a learning rate that falls along a cosine.
@@ -123,28 +123,20 @@ def grow(
         test=test,
     )
     check_model(model)
-    if resume and out is None:
-        raise ValueError("resume=True goes on with the run in a folder; give the folder with out=")
-    if receipts is not True and receipts < 0:
-        raise ValueError(f"receipts must be True, False or the most epochs of a twin, got {receipts}")
+    _check_extras(settings, out=out, resume=resume, receipts=receipts, compare=compare, wider=wider)
     if device is not None:
-        model.to(device)
-    if compare:
-        check_comparable(settings, wider)
+        model.to(usable_device(device))
     make_model = copies_of(model) if compare else None
     run = GrowthRun(model, train, val, settings)
     folder = None if out is None else Path(out)
     progress = GrowthProgress(epochs, verbose=verbose)
     try:
         with progress:
-            limit = None if receipts is True else int(receipts)
-            result = _run(run, folder, resume, progress, receipts=bool(receipts), twin_epochs=limit)
+            result = _run(run, folder, resume, progress, receipts)
             if make_model is not None:
-                arms = {GROWN: [trained(run, result)]}
-                for name, arm in rivals(make_model, train, val, settings, result, wider, progress.say):
-                    arms[name] = [arm]
-                comparison = make_comparison(arms, run, has_wider=wider is not None)
-                result = replace(result, comparison=comparison)
+                arms = dict(rivals(make_model, train, val, settings, result, wider, progress.say))
+                found = {GROWN: [trained(run, result)], **{name: [arm] for name, arm in arms.items()}}
+                result = replace(result, comparison=make_comparison(found, run, has_wider=wider is not None))
     except KeyboardInterrupt:
         progress.stopped(run, folder)
         raise
@@ -157,15 +149,26 @@ def grow(
     return result
 
 
-def _run(
-    run: GrowthRun,
-    folder: Path | None,
-    resume: bool,
-    progress: GrowthProgress,
+def _check_extras(
+    settings: GrowthSettings,
     *,
-    receipts: bool,
-    twin_epochs: int | None,
-) -> GrowthResult:
+    out: str | Path | None,
+    resume: bool,
+    receipts: bool | int,
+    compare: bool,
+    wider: Wider | None,
+) -> None:
+    if resume and out is None:
+        raise ValueError("resume=True goes on with the run in a folder; give the folder with out=")
+    if receipts is not True and receipts < 0:
+        raise ValueError(f"receipts must be True, False or the most epochs of a twin, got {receipts}")
+    if wider is not None and not compare:
+        raise ValueError("wider= makes a rival for compare=True; give both, or leave it out")
+    if compare:
+        check_comparable(settings, wider)
+
+
+def _run(run: GrowthRun, folder: Path | None, resume: bool, progress: GrowthProgress, receipts: bool | int) -> GrowthResult:
     """All epochs of a run, kept in its folder after each, and receipts where they are wanted."""
     snapshots = {} if folder is None else _open_folder(run, folder, resume)
     progress.begin(run)
@@ -178,7 +181,7 @@ def _run(
             _save(run, snapshots, folder / CHECKPOINT)
     if not receipts:
         return run.finish()
-    twins = planned_twins(run, twin_epochs)
+    twins = planned_twins(run, None if receipts is True else int(receipts))
     progress.announce_receipts(run, twins)
     found = make_receipts(run, snapshots, twins, progress.say)
     return replace(run.finish(), receipts=found)

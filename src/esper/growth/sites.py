@@ -241,9 +241,9 @@ class _Search:
                 continue
             inside = [leaf for leaf in leaves if leaf is call or call.encloses(leaf)]
             refusal = _refusal(call, counts[call.name], inside, last)
-            site = None if refusal else self._site(call, outputs[position], leaves, graph)
-            if site is None:
-                passed_over[call.name] = refusal or "no features that the output depends on"
+            site = refusal or self._site(call, outputs[position], leaves, graph)
+            if isinstance(site, str):
+                passed_over[call.name] = site
             else:
                 self._add(found, passed_over, call, site)
         return [site for _, site in found], passed_over
@@ -289,21 +289,25 @@ class _Search:
             trace(self.model, run, renew)
         return DataFlow([tensor.grad_fn for tensor in main_outputs(result) if tensor.grad_fn is not None]), outputs
 
-    def _site(self, call: Call, outputs: Sequence[_Output], leaves: Sequence[Call], graph: DataFlow) -> Site | None:
+    def _site(self, call: Call, outputs: Sequence[_Output], leaves: Sequence[Call], graph: DataFlow) -> Site | str:
+        """The site after a call, or why there is none."""
         # Of the layer itself, or of the last one inside or before it whose type says where its channels are.
         known = (_channel_hint(leaf.module) for leaf in reversed(leaves) if leaf.end <= call.end)
         hint = next((found for found in known if found is not None), None)
         order = sum(leaf.end <= call.end for leaf in leaves) - 1
         certain = hint is not None and hint == _channel_hint(call.module)
+        why = "no features that the output depends on"
         for output in outputs:
             if output.rows_axis is None or not graph.reaches(output.node):
                 continue
             features = _classify(output.shape, output.rows_axis, hint, certain)
             if features is None:
+                why = f"features of shape {list(output.shape)} are no rows, sequences or images"
                 continue
             kind, axes = features
             channels = output.shape[axes[1] if kind == "cnn" else axes[-1]]
             if channels < MIN_CHANNELS:
+                why = f"{channels} channels"
                 continue
             return Site(
                 name=call.name,
@@ -319,7 +323,7 @@ class _Search:
                 ends_layer=not call.is_leaf or not _continues(call, leaves[order + 1 : order + 2]),
                 is_cut=graph.is_cut(output.node),
             )
-        return None
+        return why
 
     def _parent(self, name: str) -> nn.Module:
         return self.model.get_submodule(name.rpartition(".")[0])

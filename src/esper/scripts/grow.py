@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -26,6 +26,7 @@ from esper.leyline import (
 from esper.leyline.files import write_atomic
 from esper.scripts.terminal import plain_console, progress_bar
 from esper.simic.training.config import PRETRAINED
+from esper.tamiyo.controllers import DEFAULT_RULE
 
 if TYPE_CHECKING:
     from esper.evidence.host_runs import HostRun, HostRunner, OnEpoch
@@ -64,11 +65,11 @@ def grow_command(
         str | None,
         tyro.conf.arg(
             help="Who decides: a rule (schedule, largest, periodic, plateau, fragrow, heuristic, random), pretrained, "
-            "or the folder of a trained run; default: schedule for tasks, the best rule for your own model."
+            "or the folder of a trained run; default: schedule."
         ),
     ] = None,
     blueprint: Annotated[
-        str | None, tyro.conf.arg(help="Seed that the schedule plants, such as cnn.conv; default: one that suits.")
+        str | None, tyro.conf.arg(help="What rules plant, such as cnn.depthwise; default: one that suits.")
     ] = None,
     sites: Annotated[
         tuple[str, ...],
@@ -125,11 +126,11 @@ def grow_command(
                 "--data, --sites, --list-sites, --receipts and --resume are for your own model; give --model"
             )
         _grow_task(
-            task or DEFAULT_TASK, controller or "schedule", blueprint, seed, epochs, budget, backend, data_dir, out
+            task or DEFAULT_TASK, controller or DEFAULT_RULE, blueprint, seed, epochs, budget, backend, data_dir, out
         )
         return
-    if task is not None or data_dir is not None or blueprint is not None:
-        raise ValueError("--task, --data-dir and --blueprint are for bundled tasks; leave them out with --model")
+    if task is not None or data_dir is not None:
+        raise ValueError("--task and --data-dir are for bundled tasks; leave them out with --model")
     if data is None:
         raise ValueError("--model needs --data FILE.py:FUNCTION, a function that returns (train, validation)")
     from esper.scripts.own_model import OwnModel, grow_own_model, show_sites
@@ -141,6 +142,7 @@ def grow_command(
     grow_own_model(
         own,
         controller=controller,
+        blueprint=blueprint,
         sites=sites,
         epochs=epochs,
         budget=budget,
@@ -207,6 +209,7 @@ def _grow_task(
 
 def _deciding(runner: HostRunner, spec: TaskSpec, controller: str, blueprint: str | None, seed: int) -> PolicyProtocol:
     """A rule by its name, the policy of a trained run by its folder, or the one that comes with Esper."""
+    params = {} if blueprint is None else {"blueprint": blueprint}
     if controller == PRETRAINED or Path(controller).is_dir():
         from esper.growth.controllers import choose_controller
 
@@ -218,10 +221,9 @@ def _deciding(runner: HostRunner, spec: TaskSpec, controller: str, blueprint: st
             epochs=spec.horizon,
             seed=seed,
             num_classes=classes,
-            params={},
+            params=params,
         )
         return chosen.policy
-    params: dict[str, Any] = {"blueprint": blueprint} if controller == "schedule" else {}
     return runner.controller(controller, **params)
 
 

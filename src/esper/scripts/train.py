@@ -109,12 +109,15 @@ def _refuse(mode: str, why: str, **flags: object) -> None:
 def _check_before_writing(config: TrainingConfig, data_dir: Path | None) -> None:
     """Finds what is wrong with task, data, controller and devices before a run directory exists."""
     from esper.runtime.tasks import load_task_data
+    from esper.simic.run.run_state import load_policy
     from esper.simic.training.vectorized import check_controller, training_task
     from esper.tolaria.runtime import parse_devices
 
     check_controller(config.controller)
     parse_devices(config.device)
     load_task_data(training_task(config), data_dir)
+    if config.warm_start is not None:
+        load_policy(config.warm_start)
 
 
 def run_and_show(start: RunStart, data_dir: Path | None) -> None:

@@ -39,6 +39,9 @@ CONTROLLERS: dict[str, type[Controller[Any]]] = {
 }
 """A controller's parameters are the arguments of its constructor besides the setting."""
 
+DEFAULT_RULE = "schedule"
+"""Decides where nobody else is named. `largest` is as good within a budget, but without one it has no measure."""
+
 
 def make_controller(name: str, setting: Setting, **params: Any) -> Controller[Any]:
     """Makes a controller by name; parameters not given keep their defaults.

@@ -23,6 +23,7 @@ from esper.simic.run.run_state import load_policy
 from esper.simic.training.env_factory import build_worker, make_worker_spec, task_layout
 from esper.simic.training.rollout import run_episodes
 from esper.simic.training.vectorized import train_ppo_vectorized, warm_started
+from esper.tamiyo.controllers import DEFAULT_RULE
 from esper.tolaria.pool import EnginePool
 
 RANGE = KnownRange(topologies=("mlp", "cnn"), max_budget_ratio=16.0, min_horizon=8, max_horizon=30, max_classes=10)
@@ -127,9 +128,9 @@ def test_outside_its_range_the_best_rule_decides_and_says_so(shipped: PPOAgent) 
     layout, lifecycle = layout_of(TASK), TASK.lifecycle
     inside = choose_controller("pretrained", layout, lifecycle, epochs=8, seed=0, num_classes=7, params={})
     assert inside.name == "pretrained"
-    with pytest.warns(UserWarning, match=r"outside what it knows: .* 40\. The rule 'largest' decides"):
+    with pytest.warns(UserWarning, match=r"outside what it knows: .* 40\. The rule 'schedule' decides"):
         outside = choose_controller("pretrained", layout, lifecycle, epochs=40, seed=0, num_classes=7, params={})
-    assert outside.name == "largest"
+    assert outside.name == DEFAULT_RULE
 
 
 def test_a_blueprint_or_a_host_that_came_later_is_played(shipped: PPOAgent, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """The controller that comes with Esper: a policy trained over the nursery, its card, and the range it knows.
 
 The card lies beside the weights and says what it was trained on, how it did where, and for which hosts it is meant.
-Outside that range it must not decide: who uses it says so and lets the best rule decide.
+Outside that range it must not decide: who uses it says so and lets the default rule decide.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from esper.simic.agent.tamiyo_network import NetworkShape
 from esper.simic.training.config import PRETRAINED
 
 CARD_FILE = "card.json"
-BEST_RULE = "largest"
-"""Decides outside the range: the best rule on draws of the training families."""
 
 
 @record
@@ -82,8 +80,8 @@ def load_pretrained() -> tuple[PPOAgent, Card]:
     folder = card_folder()
     if not is_shipped():
         raise ValueError(
-            "this release has no pretrained controller; leave controller out for the best rule, or name a run that you "
-            "have trained (esper train ppo --preset nursery)"
+            "this release has no pretrained controller; leave controller out for the default rule, or name a run that "
+            "you have trained (esper train ppo --preset nursery)"
         )
     content = {name: folder.joinpath(name).read_bytes() for name in (POLICY_FILE, FACTS_FILE)}
     return read_agent(content), msgspec.json.decode(folder.joinpath(CARD_FILE).read_bytes(), type=Card)
