@@ -168,7 +168,9 @@ def _check_extras(
         check_comparable(settings, wider)
 
 
-def _run(run: GrowthRun, folder: Path | None, resume: bool, progress: GrowthProgress, receipts: bool | int) -> GrowthResult:
+def _run(
+    run: GrowthRun, folder: Path | None, resume: bool, progress: GrowthProgress, receipts: bool | int
+) -> GrowthResult:
     """All epochs of a run, kept in its folder after each, and receipts where they are wanted."""
     snapshots = {} if folder is None else _open_folder(run, folder, resume)
     progress.begin(run)
