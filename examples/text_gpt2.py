@@ -13,8 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from esper.runtime.datasets import load_dataset
 
 CONTEXT = 64
-TRAIN_ROWS, OTHER_ROWS = 1024, 512
-"""Windows of the text that are used."""
+ROWS = 512
+"""Windows of each part of the text that are used."""
 Rows = dict[str, Tensor]
 
 
@@ -38,8 +38,8 @@ def make_model(width: float = 1.0) -> nn.Module:
 def make_data() -> tuple[Rows, Rows, Rows]:
     """Windows of the training, validation and test text; the model predicts the next byte by itself."""
     data = load_dataset("text", context=CONTEXT)
-    splits = (data.train, TRAIN_ROWS), (data.val, OTHER_ROWS), (data.open_test(), OTHER_ROWS)
     train, val, test = (
-        {"input_ids": split.inputs[:rows].long(), "labels": split.inputs[:rows].long()} for split, rows in splits
+        {"input_ids": split.inputs[:ROWS].long(), "labels": split.inputs[:ROWS].long()}
+        for split in (data.train, data.val, data.open_test())
     )
     return train, val, test

@@ -105,7 +105,7 @@ class Batches:
 
 def _parts(order: Tensor, size: int) -> list[Tensor]:
     """Rows of each batch. A single row that is left over joins the batch before: no batch norm can be trained on it."""
-    parts = list(order.split(size))
+    parts = list(torch.split(order, size))
     if len(parts) > 1 and len(parts[-1]) == 1 and size > 1:
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts

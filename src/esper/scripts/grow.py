@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -209,7 +209,7 @@ def _grow_task(
 
 def _deciding(runner: HostRunner, spec: TaskSpec, controller: str, blueprint: str | None, seed: int) -> PolicyProtocol:
     """A rule by its name, the policy of a trained run by its folder, or the one that comes with Esper."""
-    params = {} if blueprint is None else {"blueprint": blueprint}
+    params: dict[str, Any] = {} if blueprint is None else {"blueprint": blueprint}
     if controller == PRETRAINED or Path(controller).is_dir():
         from esper.growth.controllers import choose_controller
 
