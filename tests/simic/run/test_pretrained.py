@@ -124,7 +124,7 @@ def test_hosts_outside_the_range_are_named(changes: dict[str, object], words: st
     assert words is None or words in str(found)
 
 
-def test_outside_its_range_the_best_rule_decides_and_says_so(shipped: PPOAgent) -> None:
+def test_outside_its_range_the_default_rule_decides_and_says_so(shipped: PPOAgent) -> None:
     layout, lifecycle = layout_of(TASK), TASK.lifecycle
     inside = choose_controller("pretrained", layout, lifecycle, epochs=8, seed=0, num_classes=7, params={})
     assert inside.name == "pretrained"

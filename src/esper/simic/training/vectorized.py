@@ -34,7 +34,6 @@ from esper.simic.control.normalization import RewardNormalizer
 from esper.simic.rewards import MIN_TERMINAL_DISCOUNT, Calibration, default_gamma
 from esper.simic.run.checkpoint_schedule import CheckpointWriter
 from esper.simic.run.environment import NOT_PROMISED
-from esper.simic.run.pretrained import BEST_RULE
 from esper.simic.run.recorder import open_recorder
 from esper.simic.run.run_dir import CALIBRATIONS_DIR, RunDir
 from esper.simic.run.run_state import RunState, load_policy
@@ -65,6 +64,8 @@ from esper.tolaria.runtime import usable_cores
 
 CLOSE_TIMEOUT_S = 10.0
 """Most time that the log and its exporters get to end; an upload may need some of it."""
+IMITATED_RULE = "largest"
+"""What a policy may begin with: of the rules, the one that gained most on draws of the training families."""
 
 
 def train_ppo_vectorized(
@@ -401,11 +402,11 @@ def _client(
         horizon=task.horizon,
         run_seed=config.seed,
         relative_to=relative_to,
-        teacher=OnePerHost(_best_rule),
+        teacher=OnePerHost(_imitated_rule),
         imitate_rounds=config.imitate_rounds,
     )
 
 
-def _best_rule(context: FeatureContext, horizon: int) -> PolicyProtocol:
+def _imitated_rule(context: FeatureContext, horizon: int) -> PolicyProtocol:
     setting = Setting(layout=context.layout, lifecycle=context.lifecycle, run_seed=0)  # it draws nothing
-    return make_controller(BEST_RULE, setting)
+    return make_controller(IMITATED_RULE, setting)
