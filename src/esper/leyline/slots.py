@@ -41,28 +41,30 @@ class SlotConfig:
 
 
 @record
-class SpanSource:
-    """The shape of the features that a span reads."""
+class FeatureShape:
+    """The shape of features at one place of a network, measured once on a sample."""
 
     segment_idx: int
     """The segment they leave; -1 for the network's input."""
     depth_share: float
     channels: int
     positions: int
+    """Values per channel and row: height x width, sequence length, or 1."""
+
+
+@record
+class SpanSource(FeatureShape):
+    """What a span reads."""
+
     stride: int | None
     """Pixels along each axis for one of the slot's; 0 if sizes do not divide. None: images in, rows of features out."""
 
 
 @record
-class SlotSpec:
-    """The shape of a slot, measured once on a sample."""
+class SlotSpec(FeatureShape):
+    """A slot and the features that leave it."""
 
     slot_id: str
-    segment_idx: int
-    channels: int
-    positions: int
-    """Values per channel and row: height x width, sequence length, or 1."""
-    depth_share: float
     mixing_before: str | None
     """Strongest of MIXING among the layers up to here, so what a seed there can already see. None: not known."""
     mixing_after: str | None
