@@ -144,7 +144,7 @@ def describe_host(host: HostSpec) -> str:
 
 # ---- the static family: what a person would try who does not grow
 
-CNN_SHAPES = ((1, 2), (1, 1, 1), (1, 2, 2), (1, 2, 4), (1, 1, 1, 1), (1, 2, 2, 2), (1, 2, 2, 4))
+CNN_SHAPES = ((1, 2), (1, 1, 1), (4, 5, 6), (1, 2, 2), (1, 2, 4), (1, 1, 1, 1), (1, 2, 2, 2), (1, 2, 2, 4))
 """Widths of the blocks, in proportion."""
 CNN_POOLS = (1, 2, 3)
 MLP_SHAPES = ((1,), (1, 1), (2, 1), (1, 1, 1))
