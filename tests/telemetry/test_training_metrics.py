@@ -29,8 +29,8 @@ RUN = replace(TINY, task="digits_blind", rounds=2, envs=2, episode_length=8)
 def logged(tmp_path_factory):
     folder, kept, updates, update = tmp_path_factory.mktemp("run"), [], [], PPOAgent.update
 
-    def observed(agent, buffer):
-        updates.append(update(agent, buffer))
+    def observed(agent, buffer, **kinds):
+        updates.append(update(agent, buffer, **kinds))
         return updates[-1]
 
     with open_log(folder, strict=True) as hub, pytest.MonkeyPatch.context() as patch:

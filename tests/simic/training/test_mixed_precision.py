@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from esper.kasmina import BLUEPRINTS, MorphogeneticModel, begin_epoch
 from esper.kasmina.flat import flat_stations
@@ -25,7 +26,7 @@ from esper.tolaria.batches import Batch
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.optim import GrowingOptimizer
 from esper.tolaria.runtime import Placement
-from tests.growing import TOPOLOGIES, Run, module_bits, run_bits, start
+from tests.growing import TOPOLOGIES, Run, make_batches, module_bits, run_bits, start
 from tests.tolaria import worlds
 from tests.tolaria.worlds import engine, spoil_weights
 
@@ -68,8 +69,13 @@ def train(run: Run, placement: Placement, epochs: int = 1) -> float:
 
 
 def planted(topology: str, *blueprints: str) -> Run:
-    spans = ["r2c0"] if any(BLUEPRINTS[key].span for key in blueprints) else None
-    run = start(topology, slots=spans, blueprints=list(blueprints) or None)
+    spans, batches = None, make_batches(topology)
+    if any(BLUEPRINTS[key].span for key in blueprints):
+        spans = ["r2c0"]
+    if any(key.startswith("cnn.span_net") for key in blueprints):  # to the logits, from images that can be pooled twice
+        spans = ["r3c0"]
+        batches = [(functional.interpolate(images, size=8), targets) for images, targets in batches]
+    run = start(topology, slots=spans, blueprints=list(blueprints) or None, batches=batches)
     for slot_id, blueprint in zip(run.slot_ids, blueprints, strict=False):
         run.model.germinate(slot_id, blueprint, "linear_fast", rng_seed=3)
     begin_epoch(run.model)
