@@ -21,4 +21,4 @@ def test_two_hundred_random_lives_as_torch_lives_them(host):
 @pytest.mark.parametrize("host", range(1000, 1500))
 def test_ten_thousand_random_lives_as_torch_lives_them(host):
     num_fragile = run_lives(random_task(random.Random(host)), NativeExecutor(), range(1000 * host, 1000 * host + 20))
-    assert num_fragile <= 5
+    assert num_fragile <= 9  # about one in ten is; more than nine of twenty by chance in none of these hosts
