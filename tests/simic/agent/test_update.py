@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.leyline import BLENDS, HEAD_NAMES, LifecycleOp
+from esper.simic.agent import tamiyo_buffer
 from esper.simic.agent.advantages import Rollout, with_gae
 from esper.simic.agent.policy import ValueHead, initialize_
 from esper.simic.agent.ppo import PolicyOutput, PPOAgent
 from esper.simic.agent.ppo_update import UpdateSettings, compute_losses, env_minibatches
-from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer, _tensors
+from esper.simic.agent.tamiyo_buffer import FIRST_ROWS, TamiyoRolloutBuffer, _tensors
 from esper.simic.agent.tamiyo_inputs import OP, Cards, EnvGroup, Observation, TamiyoInputs, one_step
 from tests.simic.agent.rounds import evaluate, learn_from, lived_buffer, same_bits, small_agent, small_world, weights
 
@@ -145,7 +146,23 @@ def test_the_buffer_takes_a_round_and_no_more() -> None:
         buffer.write(_row(buffer, 0))
 
 
-def test_the_buffer_gives_back_what_was_written() -> None:
+def test_a_buffer_for_a_million_steps_takes_memory_as_it_is_filled() -> None:
+    spec = small_world()
+    lived = lived_buffer(small_agent(spec), spec)
+    buffer = TamiyoRolloutBuffer.allocate(10**6, [_group(_moment(lived), lived.storage.inputs.cards)])
+    assert len(buffer.storage.valid_TN) == FIRST_ROWS
+    for step in range(FIRST_ROWS + 1):
+        buffer.write(_row(lived, step % spec.horizon))
+    assert len(buffer.storage.valid_TN) == 2 * FIRST_ROWS
+    again = TamiyoRolloutBuffer.rollout(lived)
+    for start in range(0, FIRST_ROWS - spec.horizon, spec.horizon):
+        for name, tensor in again.tensors().items():
+            assert torch.equal(buffer.rollout().tensors()[name][start : start + spec.horizon], tensor)
+
+
+@pytest.mark.parametrize("room", [1, 3, 256])
+def test_the_buffer_gives_back_what_was_written(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tamiyo_buffer, "FIRST_ROWS", room)
     spec = small_world()
     lived, generator = lived_buffer(small_agent(spec), spec), torch.Generator().manual_seed(0)
     stored = _tensors(lived.storage)

@@ -1,4 +1,4 @@
-"""Storage of one rollout: every step of every env, written once into preallocated tensors.
+"""Storage of one rollout: every step of every env, written once into tensors that grow with it.
 
 Episodes start from a zero LSTM state at row 0, so none is stored. Observations are raw; normaliser statistics stay
 fixed from the first step of a rollout to its last update, so what is learned from is what was acted on.
@@ -8,7 +8,7 @@ fixed from the first step of a rollout to its last update, so what is learned fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,26 +18,31 @@ from esper.leyline import HEAD_NAMES
 from esper.simic.agent.advantages import Rollout
 from esper.simic.agent.tamiyo_inputs import EnvGroup, RolloutInputs, step_of
 
+FIRST_ROWS = 256
+"""Steps that there is room for at once; doubled when they are full, so that long episodes take memory as they go."""
+
 
 @dataclass(slots=True)
 class TamiyoRolloutBuffer:
-    """Room for T steps of N envs. Filled by `write`, read as a whole, emptied by `clear`."""
+    """Holds up to T steps of N envs. Filled by `write`, read as a whole, emptied by `clear`."""
 
     storage: Rollout[RolloutInputs]
-    """All T rows, also those not written yet."""
+    """All rows that there is room for, also those not written yet."""
+    num_steps: int
+    """T."""
     position: int = 0
 
     @classmethod
     def allocate(cls, num_steps: int, groups: Sequence[EnvGroup]) -> TamiyoRolloutBuffer:
-        """Makes room for `num_steps` steps of envs like these."""
-        num_envs = sum(len(group.envs_G) for group in groups)
+        """A buffer for up to `num_steps` steps of envs like these."""
+        num_envs, num_rows = sum(len(group.envs_G) for group in groups), min(num_steps, FIRST_ROWS)
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(num_steps, num_envs, *shape, dtype=dtype)
+            return torch.zeros(num_rows, num_envs, *shape, dtype=dtype)
 
         return cls(
             Rollout(
-                inputs=step_of(groups).map(lambda row: torch.zeros(num_steps, *row.shape[1:], dtype=row.dtype)),
+                inputs=step_of(groups).map(lambda row: torch.zeros(num_rows, *row.shape[1:], dtype=row.dtype)),
                 actions_TNH=zeros(torch.long, len(HEAD_NAMES)),
                 log_probs_TNH=zeros(torch.float32, len(HEAD_NAMES)),
                 usable_TNH=zeros(torch.bool, len(HEAD_NAMES)),
@@ -47,7 +52,8 @@ class TamiyoRolloutBuffer:
                 truncated_TN=zeros(torch.bool),
                 valid_TN=zeros(torch.bool),
                 bootstraps_TN=zeros(torch.float32),
-            )
+            ),
+            num_steps,
         )
 
     @property
@@ -61,9 +67,11 @@ class TamiyoRolloutBuffer:
         Raises:
             IndexError: The buffer is full; a rollout has exactly `num_steps` steps.
         """
-        num_steps = self.storage.valid_TN.shape[0]
-        if self.position >= num_steps:
-            raise IndexError(f"rollout buffer is full: it holds {num_steps} steps; update and clear it first")
+        if self.position >= self.num_steps:
+            raise IndexError(f"rollout buffer is full: it holds {self.num_steps} steps; update and clear it first")
+        if self.position >= (num_rows := len(self.storage.valid_TN)):
+            more = min(num_rows, self.num_steps - num_rows)
+            self.storage = _map(self.storage, lambda rows: torch.cat([rows, rows.new_zeros(more, *rows.shape[1:])]))
         for stored_TN, new_1N in zip(_tensors(self.storage), _tensors(step), strict=True):
             stored_TN[self.position].copy_(new_1N[0])
         self.position += 1
@@ -76,9 +84,7 @@ class TamiyoRolloutBuffer:
 
     def rollout(self) -> Rollout[RolloutInputs]:
         """The rows written so far, without copying."""
-        rows = slice(self.position)
-        tensors = {name: tensor[rows] for name, tensor in self.storage.tensors().items()}
-        return Rollout(inputs=self.storage.inputs.map(lambda tensor: tensor[rows]), **tensors)
+        return _map(self.storage, lambda rows: rows[: self.position])
 
     def clear(self) -> None:
         """Starts the next rollout. Rows are overwritten before they are read again."""
@@ -87,3 +93,8 @@ class TamiyoRolloutBuffer:
 
 def _tensors(rollout: Rollout[RolloutInputs]) -> list[Tensor]:
     return [*rollout.inputs.tensors(), *rollout.tensors().values()]
+
+
+def _map(rollout: Rollout[RolloutInputs], change: Callable[[Tensor], Tensor]) -> Rollout[RolloutInputs]:
+    changed = {name: change(tensor) for name, tensor in rollout.tensors().items()}
+    return Rollout(inputs=rollout.inputs.map(change), **changed)
