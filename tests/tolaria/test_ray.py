@@ -129,9 +129,21 @@ def test_a_busy_worker_says_where_it_is_and_a_cancelled_step_ends_at_once(
     assert all_end(left)
 
 
+@pytest.mark.slow
+def test_a_second_pool_does_not_wait_for_the_cpus_of_the_first(ray_cluster: Any, expected: Any) -> None:
+    four: dict[str, Any] = {
+        "kind": "ray",
+        "workers": 4,
+        "options": {"address": ray_cluster.address},
+    }  # of the six CPUs there are
+    spec = faulty_spec(NAN_IN_ENV_2)
+    with EnginePool(build_faulty, spec, **four), EnginePool(build_faulty, spec, **four) as second:
+        assert is_same((worlds.play(second), worlds.digest(second)), expected)
+
+
 def test_rows_lie_once_in_the_memory_of_a_node(ray_cluster: Any) -> None:
     spec = worlds.worker_spec()
-    with ray_handle._connection(ray_cluster.address, 2) as connected:
+    with ray_handle._connection(ray_cluster.address, 2) as (connected, _):
         stored = connected.put(spec)
         first, second = (connected.get(stored).only.rows["train_inputs"].open() for _ in range(2))
         assert first.data_ptr() == second.data_ptr(), "mapped, not copied"

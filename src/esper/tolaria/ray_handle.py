@@ -183,15 +183,19 @@ class RayHandle(Handle):
 class Cluster:
     """This process's connection to a cluster, as far as handles need it."""
 
-    def __init__(self, ray: Any) -> None:
+    def __init__(self, ray: Any, *, joined: bool = False) -> None:
         self.ray = ray
+        self._joined = joined
         self.has_head = True
         self._head: str = ray.get_runtime_context().gcs_address
         self._seen_s = self._tried_s = time.monotonic()
 
     def new_actor(self, *, may_share: bool) -> Any:
-        """Starts an actor on a CPU of its own. One that replaces another may share where none is free."""
-        shares = may_share and self.ray.available_resources().get("CPU", 0.0) < 1.0
+        """Starts an actor on a CPU of its own. One that replaces another may share where none is free.
+
+        So do those of a second pool of this process: the CPUs may all be the first one's, which waits meanwhile.
+        """
+        shares = self._joined or (may_share and self.ray.available_resources().get("CPU", 0.0) < 1.0)
         options = {
             "num_cpus": 0 if shares else 1,
             "max_restarts": 0,
@@ -273,8 +277,8 @@ def open_ray(
         ValueError: Ray is not installed.
         PoolFailure: There is no such cluster, or it is too small.
     """
-    with _connection(address, workers or min(usable_cores(), at_most or usable_cores())) as ray:
-        cluster = Cluster(ray)
+    with _connection(address, workers or min(usable_cores(), at_most or usable_cores())) as (ray, joined):
+        cluster = Cluster(ray, joined=joined)
         cluster.await_truth()
         count = cluster.count_workers(workers, at_most)
         stored = ray.put(spec)
@@ -282,18 +286,18 @@ def open_ray(
 
 
 @contextmanager
-def _connection(address: str | None, cpus: int) -> Iterator[Any]:
-    """Ray, connected. A connection that was there before is used and stays."""
+def _connection(address: str | None, cpus: int) -> Iterator[tuple[Any, bool]]:
+    """Ray, connected, and whether it was before: such a connection is used and stays."""
     with ExitStack() as stack:
         if address is None:
             stack.enter_context(environment(PRIVATE))
         with _own_signal_handlers():
             ray = _import_ray()
-            if not ray.is_initialized():
+            if not (joined := ray.is_initialized()):
                 folder = stack.enter_context(scratch_folder(_SOCKETS)) if address is None else None
                 stack.callback(ray.shutdown)
                 _connect(ray, address, cpus, None if folder is None else str(folder))
-        yield ray
+        yield ray, joined
 
 
 def _answers(address: str) -> bool:
