@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from esper.leyline import record
+from esper.leyline import check_known, record
 
 BASELINE = "wait_only"
 GREEDY, SAMPLED = "ppo_greedy", "ppo_sampled"
@@ -95,8 +95,8 @@ def get_arm(name: str) -> Arm:
         ValueError: There is none of that name.
     """
     found = re.fullmatch(r"static_([1-9][0-9]{0,17})", name)
-    if found is None and name not in ARMS:
-        raise ValueError(f"unknown arm {name!r}. Known: {', '.join(ARMS)}")
+    if found is None:
+        check_known("arm", name, ARMS)
     return ARMS[name] if found is None else static_arm(int(found[1]))
 
 

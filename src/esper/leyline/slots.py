@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from esper.leyline.errors import check_known
 from esper.leyline.record import record
 from esper.leyline.stages import SeedStage
 
@@ -117,8 +118,7 @@ class HostLayout:
 
     def slot_position(self, slot_id: str) -> int:
         """Position of a slot in execution order; ValueError with the known ids if there is none."""
-        if slot_id not in self.slot_ids:
-            raise ValueError(f"unknown slot {slot_id!r}. Known: {', '.join(self.slot_ids)}")
+        check_known("slot", slot_id, self.slot_ids)
         return self.slot_ids.index(slot_id)
 
     def training_macs(self, rows: int, seeds: Iterable[tuple[str, str]]) -> int:
@@ -128,8 +128,7 @@ class HostLayout:
 
     def card(self, slot_id: str, blueprint: str) -> BlueprintCard:
         """The card of one blueprint in one slot; ValueError with the known names if there is none."""
-        if blueprint not in self.blueprints:
-            raise ValueError(f"unknown blueprint {blueprint!r}. Known: {', '.join(self.blueprints)}")
+        check_known("blueprint", blueprint, self.blueprints)
         return self.cards[self.slot_position(slot_id)][self.blueprints.index(blueprint)]
 
 

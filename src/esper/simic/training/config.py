@@ -41,6 +41,8 @@ NURSERY = "nursery"
 """The task of a run over draws; `runtime/nursery.py` makes them."""
 PRETRAINED = "pretrained"
 """The policy that comes with Esper, wherever a controller is named."""
+IMITATED_RULE = "largest"
+"""What a policy may begin with: of the rules, the one that gained most on draws of the training families."""
 MINIBATCHES = 4
 """Per pass, unless somebody chose another number or there are fewer envs."""
 LEVELS: tuple[str, ...] = tuple(level.name.lower() for level in TelemetryLevel)
@@ -142,8 +144,8 @@ class TrainingConfig(Hyperparameters):
         "all",
     )
     imitate_rounds: int = option(
-        "first rounds in which the policy learns to do what the rule `largest` would; the rule decides on half of the "
-        "hosts, the policy on the others",
+        f"first rounds in which the policy learns to do what the rule `{IMITATED_RULE}` would; the rule decides on "
+        "half of the hosts, the policy on the others",
         0,
         EPOCHS,
     )

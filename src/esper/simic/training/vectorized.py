@@ -50,7 +50,7 @@ from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, comp
 from esper.simic.telemetry.telemetry_config import Exporter
 from esper.simic.training.backend import choose_backend
 from esper.simic.training.calibration import load_or_calibrate, reward_config
-from esper.simic.training.config import LEARNED, NURSERY, TrainingConfig, with_overrides
+from esper.simic.training.config import IMITATED_RULE, LEARNED, NURSERY, TrainingConfig, with_overrides
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.episode_rewards import EpisodeRewards, ModePricing, TaskPricing
 from esper.simic.training.vectorized_trainer import Recorder, RunParts, VectorizedPPOTrainer
@@ -64,8 +64,6 @@ from esper.tolaria.runtime import usable_cores
 
 CLOSE_TIMEOUT_S = 10.0
 """Most time that the log and its exporters get to end; an upload may need some of it."""
-IMITATED_RULE = "largest"
-"""What a policy may begin with: of the rules, the one that gained most on draws of the training families."""
 
 
 def train_ppo_vectorized(
