@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper.leyline import OptimSpec
 from esper.tolaria.executor import ops as o
 from esper.tolaria.executor.arrays import Optimizer
-from esper.tolaria.executor.trace import Memory, Unsupported
+from esper.tolaria.executor.trace import AddressRange, Unsupported
 from esper.tolaria.optim import BETAS, EPS, GrowingOptimizer
 
 Norm = nn.modules.batchnorm._BatchNorm
@@ -124,9 +124,9 @@ class Seat:
                 return False
         return True
 
-    def memory(self) -> tuple[Memory, Memory]:
+    def memory(self) -> tuple[AddressRange, AddressRange]:
         """(parameters, statistics), for tracing."""
-        return Memory(self._flat), Memory(self._stats)
+        return AddressRange(self._flat), AddressRange(self._stats)
 
     def publish(self) -> None:
         """Shows the optimizer the state of parameters that were updated here for the first time."""

@@ -71,7 +71,7 @@ class Operation:
     t: float = 0.0
 
 
-class Memory:
+class AddressRange:
     """A stretch of float32 memory that tensors are recognised by."""
 
     def __init__(self, values: Tensor) -> None:
@@ -147,8 +147,8 @@ class Trace:
 
     def __init__(
         self,
-        params: Memory,
-        stats: Memory,
+        params: AddressRange,
+        stats: AddressRange,
         *,
         training: bool,
         overrides: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
