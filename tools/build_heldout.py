@@ -32,7 +32,10 @@ def _draw_held_out(kind: str, number: int) -> TaskSpec:
     if kind in ("fashion", "cifar10"):
         return nursery.finish_task(rng, name, _photos(rng, kind, number))
     for _ in range(MAX_TRIES):
-        task = nursery.finish_task(rng, name, _changed(rng, kind))
+        draft = _draft(rng, kind)
+        budget = (MAX_BUDGET, 2 * MAX_BUDGET) if kind == "budget" else None
+        must_offer = NEVER_OFFERED[draft.host.kind] if kind == "blueprint" else None
+        task = nursery.finish_task(rng, name, draft, budget=budget, must_offer=must_offer)
         if kind != "family" or nursery.is_held_out(nursery.family_of(task)):
             return task
     raise AssertionError("a fifth of the families is held out")
@@ -42,22 +45,18 @@ def _kind_index(kind: str) -> int:
     return [name for name, _ in HELD_OUT_KINDS].index(kind)
 
 
-def _changed(rng: random.Random, kind: str) -> nursery.TaskDraft:
+def _draft(rng: random.Random, kind: str) -> TaskSpec:
     if kind == "deeper":
         classes = nursery.draw_classes(rng)
         host = nursery.draw_cnn(rng, len(classes), rng.randint(MAX_BLOCKS + 1, MAX_BLOCKS + 2), widths=(3, 8))
-        return nursery.image_plan(rng, "grow", host, nursery.draw_variant(rng, classes))
-    plan = nursery.draw_plan(rng)
-    while plan.host.kind == "transformer" and kind == "blueprint":
-        plan = nursery.draw_plan(rng)
-    if kind == "budget":
-        return replace(plan, budget=(MAX_BUDGET, 2 * MAX_BUDGET))
-    if kind == "blueprint":
-        return replace(plan, must_offer=NEVER_OFFERED[plan.host.kind])
-    return plan
+        return nursery.image_draft(rng, "grow", host, nursery.draw_variant(rng, classes))
+    draft = nursery.draw_draft(rng)
+    while draft.host.kind == "transformer" and kind == "blueprint":
+        draft = nursery.draw_draft(rng)
+    return draft
 
 
-def _photos(rng: random.Random, data: str, number: int) -> nursery.TaskDraft:
+def _photos(rng: random.Random, data: str, number: int) -> TaskSpec:
     """Photographs of clothes or things: 28 or 32 pixels wide. Every fourth host has little left to gain."""
     side, in_channels = (28, 1) if data == "fashion" else (32, 3)
     classes, saturated = nursery.draw_classes(rng), number % 4 == 3
@@ -71,10 +70,10 @@ def _photos(rng: random.Random, data: str, number: int) -> nursery.TaskDraft:
     variant = replace(nursery.draw_variant(rng, classes), train_rows=1_500, pixel_noise=0.0)
     if saturated:
         variant = replace(variant, label_noise=0.0)
-    plan = nursery.image_plan(rng, "saturated" if saturated else "grow", host, variant)
+    draft = nursery.image_draft(rng, "saturated" if saturated else "grow", host, variant)
     horizon = rng.randint(8, 14)
     return replace(
-        plan,
+        draft,
         data=data,
         optimizer=nursery.adamw_spec(nursery.log_uniform(rng, 3e-3, 1e-2)),
         horizon=horizon,

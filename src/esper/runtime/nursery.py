@@ -27,7 +27,7 @@ from esper.kasmina.layout import host_layout, slot_specs
 from esper.leyline import DEFAULT_LIFECYCLE, OptimSpec, derive_seed, record
 from esper.runtime.data.variants import DataVariant, describe_variant
 from esper.runtime.datasets import get_source
-from esper.runtime.tasks import TaskSpec, check_task, count_host_params
+from esper.runtime.tasks import TASKS, TaskSpec, check_task, count_host_params
 
 NURSERY, HELD_OUT = "nursery", "heldout"
 VALIDATION = 1_000_000
@@ -86,7 +86,7 @@ class HeldOut:
 
 def draw_task(rng: random.Random, name: str = "draw") -> TaskSpec:
     """Draws a task. The same state of `rng` gives the same task, on any machine."""
-    return finish_task(rng, name, draw_plan(rng))
+    return finish_task(rng, name, draw_draft(rng))
 
 
 @lru_cache(maxsize=256)
@@ -168,27 +168,12 @@ def is_held_out(family: str) -> bool:
 # ---- what is drawn
 
 
-@record
-class TaskDraft:
-    """A task before slots, blueprints and budget are chosen."""
-
-    purpose: str
-    """"grow", or why not: "saturated", "hopeless" or "harmful"."""
-    data: str
-    host: HostSpec
-    variant: DataVariant | None
-    optimizer: OptimSpec
-    horizon: int
-    batch_size: int
-    samples_per_epoch: int | None = None
-    val_samples: int | None = None
-    context: int | None = None
-    num_classes: int
-    budget: tuple[float, float] = (1.1, MAX_BUDGET)
-    must_offer: str | None = None
+_DRAWN = replace(TASKS["digits_mlp"], val_chunk_rows=500)
+"""What draws have in common. A draft is a task whose description says why it is drawn: "grow", or why not: "saturated",
+"hopeless" or "harmful". Slots, blueprints and budget are chosen last."""
 
 
-def draw_plan(rng: random.Random) -> TaskDraft:
+def draw_draft(rng: random.Random) -> TaskSpec:
     """Draws all but slots, blueprints and budget."""
     if rng.random() < RESTRAINT_SHARE:
         return rng.choice((_saturated, _hopeless, _harmful))(rng)
@@ -200,7 +185,7 @@ def draw_plan(rng: random.Random) -> TaskDraft:
     return _digits(rng)
 
 
-def _digits(rng: random.Random) -> TaskDraft:
+def _digits(rng: random.Random) -> TaskSpec:
     """Handwritten digits, made harder in one way or another, for a host that is too small or blind."""
     classes = draw_classes(rng)
     if rng.random() < 0.3:
@@ -211,10 +196,10 @@ def _digits(rng: random.Random) -> TaskDraft:
             draw_cnn(rng, len(classes), rng.randint(1, MAX_BLOCKS), widths=(3, 12)),
             draw_variant(rng, classes),
         )
-    return image_plan(rng, "grow", host, variant)
+    return image_draft(rng, "grow", host, variant)
 
 
-def _taught(rng: random.Random) -> TaskDraft:
+def _taught(rng: random.Random) -> TaskSpec:
     """Patterns whose teacher is known: what helps is a convolution, or hidden units, and nothing else."""
     classes = tuple(range(rng.randint(3, 6)))
     if rng.random() < 0.6:
@@ -223,10 +208,10 @@ def _taught(rng: random.Random) -> TaskDraft:
     else:
         host, teacher = draw_mlp(rng, len(classes), layers=rng.choice((0, 1)), widths=(3, 12)), "mlp"
     variant = replace(draw_variant(rng, classes), teacher=teacher, pixel_noise=0.0, train_rows=rng.randint(500, 997))
-    return image_plan(rng, "grow", host, variant)
+    return image_draft(rng, "grow", host, variant)
 
 
-def _language(rng: random.Random) -> TaskDraft:
+def _language(rng: random.Random) -> TaskSpec:
     """Short windows of Python's own documentation."""
     context = rng.choice((16, 24, 32))
     kwargs = {
@@ -237,23 +222,24 @@ def _language(rng: random.Random) -> TaskDraft:
         "ff": rng.choice((1, 2)),
         "context": context,
     }
-    return TaskDraft(
-        purpose="grow",
+    return replace(
+        _DRAWN,
+        description="grow",
         data="pydoc",
         host=HostSpec(kind="transformer", kwargs=kwargs),
-        variant=None,
         optimizer=adamw_spec(log_uniform(rng, 2e-3, 1e-2)),
         horizon=rng.randint(8, 14),
         batch_size=32,
         samples_per_epoch=512,
         val_samples=128,
+        val_chunk_rows=64,
         context=context,
         num_classes=256,
-        budget=(1.1, 3.0),
+        metric="loss",
     )
 
 
-def _saturated(rng: random.Random) -> TaskDraft:
+def _saturated(rng: random.Random) -> TaskSpec:
     """A host that has learned all there is, with room to grow."""
     classes = draw_classes(rng, most=6)
     if rng.random() < 0.6:
@@ -261,40 +247,42 @@ def _saturated(rng: random.Random) -> TaskDraft:
     else:
         host = draw_cnn(rng, len(classes), rng.randint(2, MAX_BLOCKS), widths=(10, 16), sight="sighted")
     variant = replace(draw_variant(rng, classes), label_noise=0.0, pixel_noise=0.0, train_rows=rng.randint(600, 997))
-    return replace(image_plan(rng, "saturated", host, variant), optimizer=adamw_spec(1e-2), horizon=rng.randint(14, 24))
+    return replace(
+        image_draft(rng, "saturated", host, variant), optimizer=adamw_spec(1e-2), horizon=rng.randint(14, 24)
+    )
 
 
-def _hopeless(rng: random.Random) -> TaskDraft:
+def _hopeless(rng: random.Random) -> TaskSpec:
     """Nothing to learn: labels without meaning, or steps too small to get anywhere."""
     classes = draw_classes(rng)
     if rng.random() < 0.5:
         host = draw_mlp(rng, len(classes), layers=rng.randint(0, 2), widths=(3, 32))
     else:
         host = draw_cnn(rng, len(classes), rng.randint(1, 3), widths=(3, 12))
-    plan = image_plan(rng, "hopeless", host, draw_variant(rng, classes))
+    draft = image_draft(rng, "hopeless", host, draw_variant(rng, classes))
     if rng.random() < 0.6:
-        assert plan.variant is not None
-        return replace(plan, variant=replace(plan.variant, label_noise=1.0))
-    return replace(plan, optimizer=adamw_spec(1e-5))
+        assert draft.variant is not None
+        return replace(draft, variant=replace(draft.variant, label_noise=1.0))
+    return replace(draft, optimizer=adamw_spec(1e-5))
 
 
-def _harmful(rng: random.Random) -> TaskDraft:
+def _harmful(rng: random.Random) -> TaskSpec:
     """Few rows, many wrong labels, large steps: what is added learns the noise by heart."""
     classes = draw_classes(rng, most=6)
     host = draw_mlp(rng, len(classes), layers=rng.choice((0, 1)), widths=(8, 32))
     variant = replace(
         draw_variant(rng, classes), label_noise=rng.uniform(0.3, 0.5), pixel_noise=1.0, train_rows=rng.randint(160, 260)
     )
-    plan = image_plan(rng, "harmful", host, variant)
-    return replace(plan, optimizer=adamw_spec(rng.uniform(1e-2, 3e-2)), batch_size=16, horizon=rng.randint(16, 30))
+    draft = image_draft(rng, "harmful", host, variant)
+    return replace(draft, optimizer=adamw_spec(rng.uniform(1e-2, 3e-2)), batch_size=16, horizon=rng.randint(16, 30))
 
 
-def image_plan(rng: random.Random, purpose: str, host: HostSpec, variant: DataVariant) -> TaskDraft:
+def image_draft(rng: random.Random, purpose: str, host: HostSpec, variant: DataVariant) -> TaskSpec:
     """A task on digits: draws optimizer, horizon and batch."""
     batches = [size for size in (16, 32, 64) if variant.train_rows // size >= MIN_STEPS]
-    return TaskDraft(
-        purpose=purpose,
-        data="digits",
+    return replace(
+        _DRAWN,
+        description=purpose,
         host=host,
         variant=variant,
         optimizer=_optimizer(rng),
@@ -372,68 +360,70 @@ def log_uniform(rng: random.Random, low: float, high: float) -> float:
     return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
-def finish_task(rng: random.Random, name: str, plan: TaskDraft) -> TaskSpec:
-    """Chooses slots, blueprints and budget, and checks the whole."""
-    host = build_host(plan.host, generator_for(0))
+def finish_task(
+    rng: random.Random,
+    name: str,
+    draft: TaskSpec,
+    *,
+    budget: tuple[float, float] | None = None,
+    must_offer: str | None = None,
+) -> TaskSpec:
+    """Chooses slots, blueprints and budget, and checks the whole.
+
+    Args:
+        rng: For the draws.
+        name: Of the task.
+        draft: All the rest.
+        budget: Least and most parameters, in units of the host; None: as in training.
+        must_offer: A blueprint that is among those offered.
+    """
+    host = build_host(draft.host, generator_for(0))
     params = sum(weight.numel() for weight in host.parameters())
-    low, high = plan.budget
+    low, high = budget or (1.1, 3.0 if draft.host.kind == "transformer" else MAX_BUDGET)
     for _ in range(MAX_TRIES):
-        slots, blueprints = _choices(rng, host, plan)
-        least = 1.0 + _smallest_seed(host, plan, slots, blueprints) / params
+        slots, blueprints = _choices(rng, host, must_offer)
+        least = 1.0 + _smallest_seed(host, draft, slots, blueprints) / params
         if least <= high:
             break
     else:
         raise AssertionError(f"no seed fits into {high} times the host of {name}")
-    task = TaskSpec(
+    task = replace(
+        draft,
         name=name,
-        description=f"{plan.purpose}: {_words(plan)}",
-        host=plan.host,
+        description=f"{draft.description}: {_words(draft)}",
         slots=slots,
         blueprints=blueprints,
-        data=plan.data,
-        variant=plan.variant,
-        context=plan.context,
-        num_classes=plan.num_classes,
-        metric="accuracy" if plan.context is None else "loss",
-        batch_size=plan.batch_size,
-        samples_per_epoch=plan.samples_per_epoch,
-        val_samples=plan.val_samples,
-        val_chunk_rows=500 if plan.context is None else 64,
-        horizon=plan.horizon,
-        optimizer=plan.optimizer,
         lifecycle=replace(DEFAULT_LIFECYCLE, param_budget=math.ceil(params * log_uniform(rng, max(low, least), high))),
-        augment=None,
-        channels_last=False,
     )
     check_task(task)
     return task
 
 
-def _choices(rng: random.Random, host: Host, plan: TaskDraft) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _choices(rng: random.Random, host: Host, must_offer: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Some of the slots and some of the blueprints, in their order: no name can be relied on."""
-    slots, keys = [slot for slot in host.slots if slot.startswith(PLAIN_SLOTS)], OFFERED[plan.host.kind]
+    slots, keys = [slot for slot in host.slots if slot.startswith(PLAIN_SLOTS)], OFFERED[host.spec.kind]
     chosen = set(rng.sample(slots, rng.randint(1, len(slots))))
-    offered = set(rng.sample(keys, rng.randint(2, len(keys)))) | {plan.must_offer}
-    return tuple(s for s in slots if s in chosen), tuple(k for k in (*keys, plan.must_offer) if k and k in offered)
+    offered = set(rng.sample(keys, rng.randint(2, len(keys)))) | {must_offer}
+    return tuple(s for s in slots if s in chosen), tuple(k for k in (*keys, must_offer) if k and k in offered)
 
 
-def _smallest_seed(host: Host, plan: TaskDraft, slots: Sequence[str], blueprints: Sequence[str]) -> float:
+def _smallest_seed(host: Host, draft: TaskSpec, slots: Sequence[str], blueprints: Sequence[str]) -> float:
     """Parameters of the smallest seed that fits; a budget below it would leave nothing to decide."""
-    shape = get_source(plan.data).row_shape
-    sample = torch.zeros((2, plan.context or 1), dtype=torch.int64) if shape is None else torch.zeros((2, *shape))
+    shape = get_source(draft.data).row_shape
+    sample = torch.zeros((2, draft.context or 1), dtype=torch.int64) if shape is None else torch.zeros((2, *shape))
     layout = host_layout(host, sample, slot_specs(host, sample, slots), blueprints)
     return min((card.added_params("add") for cards in layout.cards for card in cards if card.fits), default=math.inf)
 
 
-def _words(plan: TaskDraft) -> str:
-    kwargs = plan.host.kwargs
-    if plan.host.kind == "cnn":
+def _words(draft: TaskSpec) -> str:
+    kwargs = draft.host.kwargs
+    if draft.host.kind == "cnn":
         host = f"cnn {kwargs['channels']}, kernels {kwargs['kernel']}"
-    elif plan.host.kind == "mlp":
+    elif draft.host.kind == "mlp":
         host = f"mlp {kwargs['hidden']}"
     else:
         host = f"transformer of {kwargs['layers']} x {kwargs['dim']}"
-    return host if plan.variant is None else f"{describe_variant(plan.variant)}; {host}"
+    return host if draft.variant is None else f"{describe_variant(draft.variant)}; {host}"
 
 
 def facts(task: TaskSpec) -> dict[str, Any]:
