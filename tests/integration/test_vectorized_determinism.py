@@ -79,5 +79,5 @@ def test_the_reward_scale_goes_on_too():
         trainer.run_round()
         assert isinstance(trainer.client, SimicClient)
         state = read_run_files(run_files(trainer))
-        assert state.reward_scale == trainer.client.scale.state_dict()
-        assert state.reward_scale["count"] == 4 * 6
+        assert state.facts["reward_scale"] == trainer.client.scale.state_dict()
+        assert state.facts["reward_scale"]["count"] == 4 * 6

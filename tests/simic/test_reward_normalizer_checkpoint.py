@@ -21,7 +21,7 @@ def files():
 def test_a_checkpoint_holds_the_scale_exactly(files):
     state = read_run_files(files[0])
     restored = RewardNormalizer()
-    restored.load_state_dict(state.reward_scale)
+    restored.load_state_dict(state.facts["reward_scale"])
     assert restored.state_dict() == files[1]
     assert restored.count == 2 * 2 * 4
 

@@ -94,8 +94,8 @@ def open_recorder(
         checkpoints.loaded(found, start.rejected)
     path = None if start.run is None else start.run.path
     recorder = RunRecorder(hub, telemetry, parts, checkpoints=checkpoints, run_path=path)
-    if start.saved is not None and start.saved.log_state is not None:
-        recorder.load_state_dict(start.saved.log_state)
+    if start.saved is not None and (log := start.saved.facts["log"]) is not None:
+        recorder.load_state_dict(log)
     return recorder
 
 
@@ -299,7 +299,7 @@ class RunRecorder(Recorder):
             "rolling": self._rolling,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on where another recorder stopped."""
         self._detector.load_state_dict(state["detector"])
         self._escalation.load_state_dict(state["escalation"])

@@ -76,14 +76,15 @@ class _Log(TypedDict):
     rolling: list[float]
 
 
-class _SavedState(TypedDict):
-    """What the file holds, to check types by."""
+class RunFacts(TypedDict):
+    """What the file holds."""
 
     config: dict[str, Any]
     counters: _Counters
     history: tuple[BatchSummary, ...]
     calibration: Calibration | None
     reward_scale: dict[str, float] | None
+    """None for a fixed controller."""
     log: _Log | None
 
 
@@ -92,13 +93,14 @@ class RunState:
     """A run between two rounds."""
 
     config: TrainingConfig
-    counters: dict[str, Any]
-    history: tuple[BatchSummary, ...]
-    calibration: Calibration | None
-    reward_scale: dict[str, float] | None
-    """None for a fixed controller, which has no agent either."""
+    facts: RunFacts
     agent: PPOAgent | None
-    log_state: dict[str, Any] | None
+    """None for a fixed controller."""
+
+    @property
+    def history(self) -> tuple[BatchSummary, ...]:
+        """The rounds so far."""
+        return self.facts["history"]
 
 
 def run_files(trainer: VectorizedPPOTrainer, log_state: dict[str, Any] | None = None) -> dict[str, bytes]:
@@ -135,20 +137,13 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
         raise ModelFileError(f"{STATE_FILE} is missing: not a checkpoint of a training run")
     try:
         state = loads_json(files[STATE_FILE])
-        typed = msgspec.convert(state, _SavedState)
-        config = config_from_json(json.dumps(typed["config"]), STATE_FILE)
+        facts = msgspec.convert(state, RunFacts)
+        config = config_from_json(json.dumps(facts["config"]), STATE_FILE)
         # What a reader leaves out, fills in or rounds was not written by this release.
-        if json.loads(msgspec.json.encode(typed)) != state or json.loads(config.to_json()) != typed["config"]:
+        if json.loads(msgspec.json.encode(facts)) != state or json.loads(config.to_json()) != facts["config"]:
             raise ValueError("a field is missing, unknown or not of its type")
-        found = RunState(
-            config=config,
-            counters=state["counters"],
-            history=typed["history"],
-            calibration=typed["calibration"],
-            reward_scale=state["reward_scale"],
-            log_state=state["log"],
-            agent=PPOAgent.load(files) if config.controller == LEARNED else None,
-        )
+        agent = PPOAgent.load(files) if config.controller == LEARNED else None
+        found = RunState(config=config, facts=facts, agent=agent)
         _check_together(found)
         return found
     except ModelFileError:
@@ -159,7 +154,8 @@ def read_run_files(files: Mapping[str, bytes]) -> RunState:
 
 def _check_together(state: RunState) -> None:
     """Refuses parts that are not of one run, which would show only rounds later."""
-    config, rounds = state.config, state.counters["next_round"]
+    config, facts = state.config, state.facts
+    rounds = facts["counters"]["next_round"]
     task = get_task_spec(config.task, by_a_file=True)
     if len(state.history) != rounds or rounds > config.rounds:
         raise ValueError(f"{rounds} of {config.rounds} rounds done, but {len(state.history)} summaries")
@@ -167,7 +163,7 @@ def _check_together(state: RunState) -> None:
     if any(summary.num_ops.keys() != ops or min(summary.num_ops.values()) < 0 for summary in state.history):
         raise ValueError(f"a round that does not count each of {', '.join(ops)}")
     horizon = task.horizon if config.episode_length is None else config.episode_length
-    reference = None if state.calibration is None else state.calibration.reference
+    reference = None if facts["calibration"] is None else facts["calibration"].reference
     if reference is not None and len(reference) != horizon + 1:
         raise ValueError(f"a reference of {len(reference)} points for {horizon} epochs")
     if state.agent is not None:
@@ -177,7 +173,7 @@ def _check_together(state: RunState) -> None:
             raise ValueError(
                 f"blueprint {unknown[0]!r} is unknown here, or there twice. Known: {', '.join(BLUEPRINTS)}"
             )
-        RewardNormalizer().load_state_dict(state.reward_scale or {})
+        RewardNormalizer().load_state_dict(facts["reward_scale"] or {})
         if state.agent.run_seed != config.seed:
             raise ValueError(f"seed {config.seed}, but the agent's is {state.agent.run_seed}")
         gamma = default_gamma(horizon) if config.gamma is None else config.gamma
@@ -189,8 +185,8 @@ def _check_together(state: RunState) -> None:
             raise ValueError("the agent's configuration is not the run's")
     elif config.controller not in CONTROLLERS:
         raise ValueError(f"unknown controller {config.controller!r}")
-    if state.log_state is not None:
-        AnomalyDetector().load_state_dict(state.log_state["detector"])
+    if facts["log"] is not None:
+        AnomalyDetector().load_state_dict(facts["log"]["detector"])
 
 
 def read_own(run_id: str, found: LoadedCheckpoint) -> RunState:
@@ -265,7 +261,7 @@ def load_policy(path: str | Path) -> LoadedPolicy:
         checkpoint=loaded.path,
         run_id=loaded.facts.run_id,
         rounds=len(state.history),
-        host_epochs=state.counters["num_env_steps"],
+        host_epochs=state.facts["counters"]["num_env_steps"],
         training_s=sum(summary.duration_s for summary in state.history),
         policy_sha256=hashlib.sha256(b"".join(parts)).hexdigest(),
     )

@@ -188,7 +188,7 @@ def open_log(start: RunStart, run: RunDir, listeners: Sequence[Backend] = ()) ->
 
 def _exporter(name: Exporter, start: RunStart, run: RunDir) -> Backend:
     if name == "tensorboard":
-        env_steps = None if start.saved is None else start.saved.counters["num_env_steps"]
+        env_steps = None if start.saved is None else start.saved.facts["counters"]["num_env_steps"]
         return TensorBoardBackend(run.path / METRICS_DIR, purge_step=env_steps)
     return WandbBackend(name, project="esper", run_id=run.run_id, config=asdict(start.config), folder=run.path)
 
@@ -281,7 +281,7 @@ def open_trainer(
         options = worker_options(config)
         with EnginePool(build_worker, spec, kind=kind, workers=workers, sink=sink, options=options) as pool:
             stop.watch(pool.cancel)
-            scale = None if saved is None else saved.calibration
+            scale = None if saved is None else saved.facts["calibration"]
             if saved is None and config.calibration_runs:
                 scale = load_or_calibrate(pool, task, data, config.calibration_runs, cache, config.backend)
             client = _client(config, task, pool.context.layout, scale, saved)
@@ -296,7 +296,7 @@ def open_trainer(
             )
             trainer = VectorizedPPOTrainer(parts, record(parts), stop)
             if saved is not None:
-                trainer.restore(saved.counters, saved.history)
+                trainer.restore(saved.facts["counters"], saved.history)
             yield trainer
 
 
@@ -389,9 +389,9 @@ def _client(
             agent = warm_started(trained, ppo, run_seed=config.seed)
     else:
         assert saved.agent is not None
-        assert saved.reward_scale is not None
+        assert saved.facts["reward_scale"] is not None
         agent = saved.agent
-        scaling.load_state_dict(saved.reward_scale)
+        scaling.load_state_dict(saved.facts["reward_scale"])
     relative_to = None if config.relative_to == "nothing" else config.relative_to
     return SimicClient(
         agent,

@@ -194,7 +194,7 @@ class VectorizedPPOTrainer:
             "rollbacks": self.rollbacks.state_dict(),
         }
 
-    def restore(self, counters: dict[str, Any], history: Sequence[BatchSummary]) -> None:
+    def restore(self, counters: Mapping[str, Any], history: Sequence[BatchSummary]) -> None:
         """Goes on from a boundary."""
         self.next_round = counters["next_round"]
         self.num_env_steps = counters["num_env_steps"]
