@@ -105,12 +105,12 @@ def timeline_chart(history: RunHistory) -> str | None:
     newest = max(seed.episode for seed in history.seeds)
     first = max(newest - MAX_TIMELINE_EPISODES + 1, 0)
     seeds = [seed for seed in history.seeds if seed.episode >= first]
-    rows = sorted({(seed.env, seed.slot_id) for seed in seeds})[:MAX_TIMELINE_ROWS]
+    rows = sorted({(seed.env, seed.birth.slot_id) for seed in seeds})[:MAX_TIMELINE_ROWS]
     figure = new_chart(1.0 + 0.32 * len(rows))
     axes = figure.subplots()
     for seed in seeds:
-        if (seed.env, seed.slot_id) in rows:
-            _draw_seed(axes, rows.index((seed.env, seed.slot_id)), seed, seed.episode * epochs)
+        if (seed.env, seed.birth.slot_id) in rows:
+            _draw_seed(axes, rows.index((seed.env, seed.birth.slot_id)), seed, seed.episode * epochs)
     for episode in range(first, newest + 2):
         axes.axvline(episode * epochs, color="black", linewidth=0.4)
     axes.set_yticks(range(len(rows)), [clean(f"env {env}  {slot_id}") for env, slot_id in rows])

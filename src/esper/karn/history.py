@@ -38,10 +38,7 @@ class SeedTimeline:
 
     env: int
     episode: int
-    slot_id: str
-    seed_id: str
-    blueprint: str
-    params: int
+    birth: SeedGerminated
     spans: list[StageSpan] = field(default_factory=list)
     contribution_pp: float | None = None
     """As measured last, by the log of epochs or where it ended; None if it never was."""
@@ -110,17 +107,10 @@ class RunHistory:
                 seed.contribution_pp = data.slots[slot_id].contribution_pp
 
     def _plant(self, event: LoggedEvent, data: SeedGerminated) -> None:
-        born = SeedTimeline(
-            env=known(event.env),
-            episode=known(event.episode),
-            slot_id=data.slot_id,
-            seed_id=data.seed_id,
-            blueprint=data.blueprint,
-            params=data.params,
-        )
+        born = SeedTimeline(env=known(event.env), episode=known(event.episode), birth=data)
         born.enter(SeedStage.GERMINATED.name, known(event.epoch))
         self.seeds.append(born)
-        self.planted.setdefault(born.env, {})[born.slot_id] = born
+        self.planted.setdefault(born.env, {})[data.slot_id] = born
 
     def _move(self, event: LoggedEvent, slot_id: str, stage: str) -> SeedTimeline | None:
         """The seed of a slot enters a stage; a slot that leaves an embargo has none."""
@@ -137,7 +127,7 @@ class RunHistory:
         if data.contribution_pp is not None:
             seed.contribution_pp = data.contribution_pp
         if not fossil:
-            del self.planted[seed.env][seed.slot_id]
+            del self.planted[seed.env][data.slot_id]
 
 
 def read_history(items: Iterable[LogItem]) -> RunHistory:

@@ -243,10 +243,10 @@ def _seed(seed: SeedTimeline) -> dict[str, Any]:
     return {
         "env": seed.env,
         "episode": seed.episode,
-        "slot_id": seed.slot_id,
-        "seed_id": seed.seed_id,
-        "blueprint": seed.blueprint,
-        "params": seed.params,
+        "slot_id": seed.birth.slot_id,
+        "seed_id": seed.birth.seed_id,
+        "blueprint": seed.birth.blueprint,
+        "params": seed.birth.params,
         "contribution_pp": seed.contribution_pp,
         "spans": [[span.stage, span.start, span.stop] for span in seed.spans],
     }

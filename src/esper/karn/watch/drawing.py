@@ -210,7 +210,7 @@ def seed_timeline(
     seeds: Sequence[SeedTimeline], epochs: int, width: int, *, one_episode: bool = False
 ) -> RenderableType:
     """A row per host and slot, a column per epoch, and as many of the newest episodes as there is room for."""
-    names = sorted({(seed.env, seed.slot_id) for seed in seeds})
+    names = sorted({(seed.env, seed.birth.slot_id) for seed in seeds})
     label = max(len(clean(f"host {env} {slot_id}")) for env, slot_id in names)
     num_shown = 1 if one_episode else max((width - label - 2) // (epochs + 1), 1)
     newest = max(seed.episode for seed in seeds)
@@ -220,7 +220,7 @@ def seed_timeline(
     }
     for seed in seeds:
         if seed.episode >= first:
-            _draw_life(rows[seed.env, seed.slot_id][seed.episode - first], seed, epochs)
+            _draw_life(rows[seed.env, seed.birth.slot_id][seed.episode - first], seed, epochs)
     lines = [Text(f"{'episode':<{label}} ", "bold")]
     for episode in range(first, newest + 1):
         lines[0].append(f"{episode:<{epochs + 1}}")
