@@ -106,7 +106,7 @@ def test_where_nothing_helps_the_agent_learns_to_wait() -> None:
     assert all(episode.num_germinated == 0 for episode in played.episodes)
 
 
-@pytest.mark.parametrize("bootstrapped", [False, True])
+@pytest.mark.parametrize("bootstrapped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_values_become_the_return_of_a_finite_episode_unless_its_end_is_bootstrapped(bootstrapped: bool) -> None:
     sandbox = shortened("constant", 12)
     agent = PPOAgent(network_shape(sandbox.world.layout.blueprints), sandbox.config, run_seed=0)

@@ -19,7 +19,7 @@ from esper.evidence.statistics import (
 numbers = st.floats(-50, 50, allow_nan=False).map(lambda value: round(value, 3))
 
 
-@pytest.mark.parametrize("skewed", [False, True])
+@pytest.mark.parametrize("skewed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_interval_covers_the_true_mean_at_its_rate(skewed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 400)
     chance = random.Random(1)

@@ -82,7 +82,9 @@ def check_lives(run):
         assert len(of(mine, "COALITION_MEASURED")) == len(undecided) + 1, "and once at the end of the episode"
 
 
-@pytest.mark.parametrize("name", list(KINDS))
+@pytest.mark.parametrize(
+    "name", [name if name == "scripted" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+)
 def test_a_baseline_has_its_counts_wherever_it_runs(tmp_path, name):
     """To store new ones after a change that is meant to tell more: write what this test shows into the file."""
     here, *elsewhere = play(name, tmp_path)

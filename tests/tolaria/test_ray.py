@@ -60,6 +60,7 @@ def all_end(processes: list[int]) -> bool:
     return not any(map(is_running, processes))
 
 
+@pytest.mark.slow
 def test_two_nodes_give_the_bits_of_one_process_also_when_one_is_lost_in_mid_episode(
     ray_cluster: Any, expected: tuple[Facts, dict[int, str]]
 ) -> None:
