@@ -162,9 +162,7 @@ def write(
     shuffled = list(made)
     order(shuffled)
     for result in shuffled:
-        life = PlantedSeed(
-            slot="r0c0", blueprint="cnn.conv", blend="linear", params=100, planted=1, blended=2, kept=3, pruned=None
-        )
+        life = PlantedSeed(slot="r0c0", blueprint="cnn.conv", blend="linear", params=100, planted=0, blended=1, kept=2)
         grown = result.num_kept > 0
         topology = Topology(
             arm=result.arm,

@@ -130,6 +130,16 @@ def test_a_line_that_was_cut_off_never_counted(tmp_path: Path) -> None:
     assert list(ResultStore(tmp_path).results.values()) == made
 
 
+def test_epochs_of_seeds_count_from_one_in_files(published: Path) -> None:
+    line = json.loads((published / TOPOLOGIES).read_text().splitlines()[-1])
+    (written,) = line["lives"]
+    (known,) = ResultStore(published).topologies[line["arm"], line["policy_id"], line["run_seed"]].lives
+    drawn = pd.read_csv(published / "growth.csv").iloc[0]
+    for name, epoch in {"planted": 0, "blended": 1, "kept": 2}.items():
+        assert (getattr(known, name), written[name], drawn[name]) == (epoch, epoch + 1, epoch + 1)
+    assert known.pruned is None
+
+
 def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path, FOUND, rows(FOUND, MEANS))
     lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)

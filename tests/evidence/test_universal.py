@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from esper.evidence.many_tasks import COLUMNS, score_runs
+from esper.evidence.studies import HeldOutOptions
 from esper.evidence.universal import (
     UniversalPlan,
     chosen_tasks,
@@ -63,7 +64,7 @@ def test_the_report_follows_from_the_rows() -> None:
     assert "| search_random | 64 | +9.00 |" in text
     assert "32 episodes over 4 tasks" in text
     assert "| heldout:21 |" in text
-    assert "D4: above blinkered | not measured" in text
+    assert "D4: above clock_only | not measured" in text
 
 
 def test_what_was_kept_is_counted_by_kind_of_host() -> None:
@@ -92,30 +93,26 @@ def test_a_small_study_goes_all_the_way_and_is_not_played_twice(tmp_path: Path) 
     plan = UniversalPlan(
         folder=tmp_path / "study",
         policies=tuple(trained(tmp_path, f"policy-{seed}", seed=seed) for seed in range(2)),
-        blinkered=(trained(tmp_path, "blinkered-0", sees="clock"),),
-        tasks=2,
-        seeds=2,
-        search_episodes=(4,),
-        tuning_tasks=1,
+        clock_only=(trained(tmp_path, "clock_only-0", sees="clock"),),
+        options=HeldOutOptions(tasks=2, task_seeds=2, search=(4,), tuning_tasks=1),
         workers=1,
-        data_dir=None,
     )
     said: list[str] = []
     report = run_universal(plan, said.append)
     rows = collect_rows(plan.folder)
     policies = rows.groupby("arm").policy_id.nunique()
     assert policies["ppo_greedy"] == policies["open_loop"] == 2
-    assert policies["blinkered"] == 1
-    assert set(rows[rows.arm == "blinkered"].policy_id).isdisjoint(rows[rows.arm == "ppo_greedy"].policy_id)
+    assert policies["clock_only"] == 1
+    assert set(rows[rows.arm == "clock_only"].policy_id).isdisjoint(rows[rows.arm == "ppo_greedy"].policy_id)
     assert set(rows.arm) >= {"wait_only", "largest", "search_random", "search_tpe", "random", "ppo_sampled"}
     runs = rows.groupby(["task", "arm", "policy_id", "run_seed", "episodes"]).size()
     assert runs.max() == 1, "no run is counted twice"
-    assert "D4: above blinkered | not measured" not in report
+    assert "D4: above clock_only | not measured" not in report
     assert (plan.folder / "universal.png").is_file()
     assert (plan.folder / "report.md").read_text() == report
     before = {place: place.stat().st_mtime_ns for place in plan.folder.rglob("results.csv")}
     assert before
     run_universal(plan, said.append)
     assert {place: place.stat().st_mtime_ns for place in plan.folder.rglob("results.csv")} == before
-    with pytest.raises(ValueError, match="policy-0 sees everything; a blinkered policy is trained with --sees clock"):
-        run_universal(replace(plan, blinkered=plan.policies), said.append)
+    with pytest.raises(ValueError, match="policy-0 sees everything; a clock_only policy is trained with --sees clock"):
+        run_universal(replace(plan, clock_only=plan.policies), said.append)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +15,7 @@ import pandas as pd
 from esper.evidence import limits
 from esper.evidence.arms import SAMPLED, get_arm
 from esper.evidence.manifest import EvaluationManifest
-from esper.evidence.results import KEY, Topology
+from esper.evidence.results import KEY, Topology, shift_epochs
 from esper.evidence.statistics import paired_difference
 from esper.evidence.summary import Summary, exact_mean, metric_column
 from esper.karn.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, YELLOW
@@ -40,7 +39,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "ppo_greedy": (VERMILION, "*", "-"),
     "ppo_sampled": (VERMILION, "P", "--"),
     "open_loop": (VERMILION, "v", ":"),
-    "blinkered": (VERMILION, "s", "-."),
+    "clock_only": (VERMILION, "s", "-."),
     "gromo": (PINK, "^", "--"),
 }
 STATIC_LOOK = (BLACK, "v", "-.")
@@ -147,7 +146,7 @@ def _growth_table(manifest: EvaluationManifest, topologies: Sequence[Topology]) 
     names = ["slot", "blueprint", "params", "planted", "blended", "kept", "pruned"]
     known = [topology for topology in topologies if topology.arm in manifest.arms]
     known.sort(key=lambda t: (manifest.arms.index(t.arm), t.policy_id, t.run_seed))
-    rows = [(*topology.key, *(asdict(seed)[name] for name in names)) for topology in known for seed in topology.lives]
+    rows = [(*t.key, *(getattr(seed, name) for name in names)) for t in known for seed in shift_epochs(t.lives, 1)]
     whole = dict.fromkeys(["blended", "kept", "pruned"], "Int64")  # whole numbers, even beside unmeasured ones
     return pd.DataFrame(rows, columns=[*KEY, *names]).astype(whole)
 

@@ -67,7 +67,7 @@ OnEpoch = Callable[[ActionExecutionResult], None]
 
 @record
 class PlantedSeed:
-    """One seed from planting to its end. Epochs count from 1; None: it did not come to that."""
+    """One seed from planting to its end. Epochs count from 0; None: it did not come to that."""
 
     slot: str
     blueprint: str
@@ -115,8 +115,9 @@ class HostRun:
         """Every seed that was planted, in order."""
         seeds: dict[str, PlantedSeed] = {}
         for event in chain.from_iterable(report.events for report in self.reports):
-            data, epoch = event.data, 0 if event.epoch is None else event.epoch + 1
+            data, epoch = event.data, event.epoch
             if isinstance(data, SeedGerminated):
+                assert epoch is not None
                 seeds[data.seed_id] = PlantedSeed(
                     slot=data.slot_id, blueprint=data.blueprint, blend=data.blend, params=data.params, planted=epoch
                 )

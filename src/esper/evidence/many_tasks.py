@@ -169,7 +169,7 @@ class ManyTasksVerdict:
 
 
 def verdicts(
-    scored: pd.DataFrame, policy: str, rules: Sequence[str], blinkered: str, open_loop: str
+    scored: pd.DataFrame, policy: str, rules: Sequence[str], clock_only: str, open_loop: str
 ) -> list[ManyTasksVerdict]:
     """Claims D1 to D4 about a policy arm.
 
@@ -177,7 +177,7 @@ def verdicts(
         scored: From `score_runs`.
         policy: The arm judged.
         rules: Fixed controllers among the arms.
-        blinkered: Arm of the policy that sees time and budget only.
+        clock_only: Arm of the policy that sees time and budget only.
         open_loop: Arm that replays the policy's usual schedule.
     """
     arms = set(scored.arm)
@@ -201,7 +201,7 @@ def verdicts(
             )
         )
     found.append(_restraint(scored, policy))
-    for other in (blinkered, open_loop):
+    for other in (clock_only, open_loop):
         gap = estimate(scored, policy, other) if other in arms else None
         found.append(
             ManyTasksVerdict(

@@ -10,7 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ class Topology:
     """Kind and arguments of the host."""
     kept: tuple[KeptSeed, ...]
     lives: tuple[PlantedSeed, ...]
+    """Every seed that was planted; its epochs count from 1 in files, as those of curves do."""
 
     @property
     def key(self) -> RunKey:
@@ -114,6 +115,15 @@ class Topology:
         """Equal for equal networks: host and kept seeds, not when they were grown."""
         facts = [self.host, [asdict(seed) for seed in self.kept]]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def shift_epochs(lives: Iterable[PlantedSeed], by: int) -> tuple[PlantedSeed, ...]:
+    """Seeds with their epochs counted from another number: by 1 for files, back by -1."""
+    moments = ("planted", "blended", "kept", "pruned")
+    return tuple(
+        replace(seed, **{name: epoch + by for name in moments if (epoch := getattr(seed, name)) is not None})
+        for seed in lives
+    )
 
 
 class ResultStore:
@@ -161,7 +171,8 @@ class ResultStore:
         """Appends a finished run; the curve has CURVE_COLUMNS."""
         assert result.key == topology.key
         _append_csv(self.folder / CURVES, curve[list(CURVE_COLUMNS)])
-        append_durable(self.folder / TOPOLOGIES, f"{json.dumps(asdict(topology), sort_keys=True)}\n".encode())
+        written = {**asdict(topology), "lives": [asdict(seed) for seed in shift_epochs(topology.lives, 1)]}
+        append_durable(self.folder / TOPOLOGIES, f"{json.dumps(written, sort_keys=True)}\n".encode())
         _append_csv(self.folder / RESULTS, pd.DataFrame([asdict(result)]))
         self.results[result.key] = result
         self.topologies[topology.key] = topology
@@ -196,7 +207,8 @@ def read_topologies(path: Path, finished: Iterable[RunKey]) -> list[Topology]:
     wanted, found = set(finished), []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(msgspec.convert(loads_json(line), Topology))
+            read = msgspec.convert(loads_json(line), Topology)
+            found.append(replace(read, lives=shift_epochs(read.lives, -1)))
         except ValueError as error:
             raise ValueError(
                 f"{path} line {number} is damaged ({error}). Remove it, and the row of its run from {RESULTS}"

@@ -354,7 +354,7 @@ def ops_of(lives: Sequence[PlantedSeed]) -> tuple[ScheduleEntry, ...]:
         for epoch, op in moves:
             if epoch is not None:
                 seed = (life.blueprint, life.blend) if op is LifecycleOp.GERMINATE else (None, None)
-                entries.append(ScheduleEntry(epoch=epoch - 1, op=op, slot=life.slot, blueprint=seed[0], blend=seed[1]))
+                entries.append(ScheduleEntry(epoch=epoch, op=op, slot=life.slot, blueprint=seed[0], blend=seed[1]))
     return tuple(sorted(entries, key=lambda entry: entry.epoch))
 
 

@@ -106,6 +106,28 @@ STUDIES: dict[str, Study] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutOptions:
+    """How much of the held-out list the study `universal` plays; other studies have one task and ignore these."""
+
+    tasks: int = 52
+    """Held-out tasks, spread over the list."""
+    task_seeds: int = 5
+    """Paired run seeds on each of them."""
+    clock_only: int = 1
+    """Policies trained beside the others that see time and budget only: what is the rest of the observation worth?"""
+    search: tuple[int, ...] = (4, 16, 64, 256)
+    """Episodes that searches get on each task; each number is one point of the break-even curve."""
+    tuning_tasks: int = 40
+    """Draws of the training families on which the rules are tuned; 0: they keep their defaults."""
+    data_dir: Path | None = None
+    """Where Fashion-MNIST and CIFAR-10 lie, if not in a usual place."""
+
+
+WHOLE_LIST = HeldOutOptions()
+QUICK_LIST = HeldOutOptions(tasks=6, task_seeds=2, search=(4,), tuning_tasks=2)
+
+
 def policy_config(study: Study, workers: Workers) -> TrainingConfig:
     """The recipe of a study's policies, but for their run seeds."""
     from esper.simic.training.config import preset, with_overrides

@@ -22,6 +22,7 @@ from esper.evidence.many_tasks import COLUMNS, estimate, profile, score_runs, ve
 from esper.evidence.plan import prepare
 from esper.evidence.results import ResultStore
 from esper.evidence.search import BLENDS_TRIED
+from esper.evidence.studies import HeldOutOptions
 from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, candidates, tune, write_tuned
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
@@ -46,7 +47,7 @@ RULE_GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "fragrow": {"max_interval": (20.0, 5.0, 10.0), "blend": ("linear", "linear_fast")},
     "heuristic": {"plateau_epochs": (0, 1, 3), "audition_epochs": (3, 1, 5), "blend": BLENDS_TRIED},
 }
-BLINKERED = "blinkered"
+CLOCK_ONLY = "clock_only"
 """The arm of policies that see time and budget only, played greedily."""
 POLICY_ARMS = (GREEDY, SAMPLED, "open_loop", "random")
 ROWS, TUNED, REPORT = "rows.csv", "tuned.json", "report.md"
@@ -62,18 +63,10 @@ class UniversalPlan:
     folder: Path
     policies: tuple[str, ...]
     """Folders of trained policies; without any, rules and searches alone."""
-    blinkered: tuple[str, ...]
+    clock_only: tuple[str, ...]
     """Folders of policies that see time and budget only."""
-    tasks: int
-    """Held-out tasks, spread over the list; the list's length for all."""
-    seeds: int
-    """Paired run seeds on every task."""
-    search_episodes: tuple[int, ...]
-    """Episodes that searches get on a task: one point of the break-even curve each."""
-    tuning_tasks: int
-    """Draws of the training families on which rules are tuned; 0: they keep their defaults."""
+    options: HeldOutOptions
     workers: Workers | int
-    data_dir: Path | None
 
 
 def run_universal(plan: UniversalPlan, log: Log) -> str:
@@ -82,15 +75,15 @@ def run_universal(plan: UniversalPlan, log: Log) -> str:
     Raises:
         ValueError: A policy that should see time and budget only sees more.
     """
-    for place in plan.blinkered:
+    for place in plan.clock_only:
         if load_policy(place).agent.shape.seen_columns is None:
-            raise ValueError(f"{place} sees everything; a {BLINKERED} policy is trained with --sees clock")
+            raise ValueError(f"{place} sees everything; a {CLOCK_ONLY} policy is trained with --sees clock")
     plan.folder.mkdir(parents=True, exist_ok=True)
-    tuned = plan.folder / TUNED
-    if plan.tuning_tasks and not tuned.is_file():
-        write_tuned(tuned, tune_rules(range(TUNING_DRAWS, TUNING_DRAWS + plan.tuning_tasks), plan.workers, log))
-    for row in chosen_tasks(plan.tasks):
-        if not find_data(row.task.data, plan.data_dir).found:
+    tuned, options = plan.folder / TUNED, plan.options
+    if options.tuning_tasks and not tuned.is_file():
+        write_tuned(tuned, tune_rules(range(TUNING_DRAWS, TUNING_DRAWS + options.tuning_tasks), plan.workers, log))
+    for row in chosen_tasks(options.tasks):
+        if not find_data(row.task.data, options.data_dir).found:
             log(f"{row.task.name}: {row.task.data} is not on this machine; left out")
             continue
         _judge(plan, row, tuned if tuned.is_file() else None, log)
@@ -110,17 +103,17 @@ def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, log: Log) -> N
     request = EvaluationRequest(
         task=task.name,
         arms=arms,
-        seeds=plan.seeds,
+        seeds=plan.options.task_seeds,
         policy=plan.policies,
         tuned=tuned,
-        data_dir=plan.data_dir,
+        data_dir=plan.options.data_dir,
         out=folder,
     )
     _play(request, plan.workers, log)
-    if plan.blinkered:
-        alone = replace(request, arms=(GREEDY,), policy=plan.blinkered, out=folder / BLINKERED)
+    if plan.clock_only:
+        alone = replace(request, arms=(GREEDY,), policy=plan.clock_only, out=folder / CLOCK_ONLY)
         _play(alone, plan.workers, log)
-    for episodes in plan.search_episodes:
+    for episodes in plan.options.search:
         place = folder / f"search-{episodes}"
         found = place / TUNED
         if not found.is_file():
@@ -133,7 +126,7 @@ def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, log: Log) -> N
 def _search(task: TaskSpec, episodes: int, plan: UniversalPlan) -> dict[str, Any]:
     return tune(
         task,
-        load_task_data(task, plan.data_dir),
+        load_task_data(task, plan.options.data_dir),
         [get_arm(name) for name in SEARCHES],
         episodes=SEEDS_PER_SETTING,
         search_episodes=episodes,
@@ -210,7 +203,7 @@ def collect_rows(folder: Path) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for held_out in heldout_list():
         place, task = task_folder(folder, held_out.task.name), held_out.task
-        for source in sorted([place, place / BLINKERED, *place.glob("search-*")]):
+        for source in sorted([place, place / CLOCK_ONLY, *place.glob("search-*")]):
             if not source.is_dir():
                 continue
             episodes = int(source.name.partition("-")[2]) if source.name.startswith("search-") else 0
@@ -218,7 +211,7 @@ def collect_rows(folder: Path) -> pd.DataFrame:
             for run in store.results.values():
                 if source != place and run.arm not in (GREEDY, *SEARCHES):
                     continue  # waiting and what else was added: the same runs as in the task's own folder
-                arm = BLINKERED if source.name == BLINKERED else run.arm
+                arm = CLOCK_ONLY if source.name == CLOCK_ONLY else run.arm
                 points = (
                     run.test_accuracy_pct if task.metric == "accuracy" else loss_points(run.test_loss, task.chance_loss)
                 )
@@ -251,7 +244,7 @@ def report_text(rows: pd.DataFrame) -> str:
     arms = [arm for arm in _order(scored) if arm not in SEARCHES]
     lines = ["# One controller for many hosts", "", _size(scored), ""]
     if GREEDY in arms:
-        found = verdicts(scored, GREEDY, TUNABLE, BLINKERED, "open_loop")
+        found = verdicts(scored, GREEDY, TUNABLE, CLOCK_ONLY, "open_loop")
         words = {True: "yes", False: "NO", None: "not measured"}
         lines += ["| claim | holds | found |", "|---|---|---|"]
         lines += [f"| {verdict.claim} | {words[verdict.holds]} | {verdict.found} |" for verdict in found] + [""]

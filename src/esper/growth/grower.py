@@ -16,9 +16,7 @@ import torch
 from torch import nn
 
 from esper.evidence import limits
-from esper.growth import state as saved_state
 from esper.growth.arguments import check_epochs, check_model, choose_sites, listed, with_budget
-from esper.growth.books import FORMAT, GrowerBooks, KeptBooks, pack_books, read_books, unpack_books
 from esper.growth.controllers import Controller, choose_controller
 from esper.growth.history import GrowthEpoch, GrowthMove
 from esper.growth.measuring import Measured, Measurer, scale_of, score_untrained
@@ -27,6 +25,17 @@ from esper.growth.objective import Score
 from esper.growth.optimizers import UserOptimizers
 from esper.growth.result import GrowthResult, grown_result
 from esper.growth.sites import Forward, call_model
+from esper.growth.state import (
+    FORMAT,
+    GrowerState,
+    RollbackState,
+    capture_growth,
+    check_growth,
+    pack_record,
+    read_grower_state,
+    restore_growth,
+    unpack_record,
+)
 from esper.growth.validation import Evaluate, Validation
 from esper.kasmina import EpochMeasurement, apply_op, begin_epoch, end_epoch
 from esper.leyline import (
@@ -444,32 +453,31 @@ class Grower:
     def _keep(self, measured: Measured) -> None:
         """Remembers this healthy state for a rollback."""
         self._governor.note_snapshot()
-        books = KeptBooks(
+        saved = RollbackState(
             governor=self._governor.memory(),
             tracker=self._tracker.state_dict(),
             signals=self._signals,
             measured=measured,
         )
-        self._kept = {**saved_state.capture_growth(self.network, self.optimizers), "books": pack_books(books)}
+        self._kept = {**capture_growth(self.network, self.optimizers), "books": pack_record(saved)}
 
     def _roll_back(self, reason: RollbackReason) -> Measured:
         """Returns to the last healthy state in the present epoch. Learning rates are those of the present."""
         assert self._kept is not None
-        saved_state.restore_growth(self.network, self.optimizers, self._kept, with_settings=False)
+        restore_growth(self.network, self.optimizers, self._kept, with_settings=False)
         self.optimizers.finish_epoch()
-        books = unpack_books(self._kept["books"], KeptBooks)
-        assert isinstance(books, KeptBooks)
-        self._governor.restore_memory(books.governor)
+        saved = unpack_record(self._kept["books"], RollbackState)
+        self._governor.restore_memory(saved.governor)
         self._governor.note_rollback()
-        self._tracker.load_state_dict(books.tracker)
-        self._signals = books.signals
+        self._tracker.load_state_dict(saved.tracker)
+        self._signals = saved.signals
         if self._governor.num_rollbacks > limits.MAX_ROLLBACKS:
             raise ValueError(
                 f"training diverged {self._governor.num_rollbacks} times (last: {reason.value}, epoch {self.epoch}); "
                 "the model is in its last healthy state. Lower the learning rate, clip gradients, or look for NaN in "
                 "the training data"
             )
-        return books.measured
+        return saved.measured
 
     # ---- going on elsewhere
 
@@ -488,13 +496,13 @@ class Grower:
             self._controller = own
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how growth goes on: model, seeds, optimizers, schedulers, and all books.
+        """Everything that decides how growth goes on: model, seeds, optimizers, schedulers, and what was seen.
 
         It holds plain values and tensors; save it with `torch.save`. Draws of your own (dropout, order of data) come
         from generators of your own.
         """
         self._require_open()
-        books = GrowerBooks(
+        saved = GrowerState(
             format=FORMAT,
             epochs=self.epochs,
             seed=self.seed,
@@ -515,8 +523,8 @@ class Grower:
         with self.optimizers.whole():
             schedulers = [scheduler.state_dict() for scheduler in self.optimizers.schedulers]
         return {
-            "books": pack_books(books),
-            **saved_state.capture_growth(self.network, self.optimizers),
+            "books": pack_record(saved),
+            **capture_growth(self.network, self.optimizers),
             "schedulers": schedulers,
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "kept": self._kept,
@@ -539,39 +547,39 @@ class Grower:
             ModelFileError: The state is of another model, of other sites or another run. Nothing has changed.
         """
         self._require_open()
-        books = read_books(state)
-        if (books.epochs, books.seed) != (self.epochs, self.seed):
+        saved = read_grower_state(state)
+        if (saved.epochs, saved.seed) != (self.epochs, self.seed):
             raise ModelFileError(
-                f"the state is of a run of {books.epochs} epochs with seed {books.seed}, this one has {self.epochs} "
+                f"the state is of a run of {saved.epochs} epochs with seed {saved.seed}, this one has {self.epochs} "
                 f"and {self.seed}; make the grower with the same arguments"
             )
-        saved_state.check_growth(self.network, self.optimizers, state)
-        last = self._decide_again(books)
+        check_growth(self.network, self.optimizers, state)
+        last = self._decide_again(saved)
         for slot in self.network.all_slots():
-            slot.nats_per_loss = books.scale.nats_per_loss
-        saved_state.restore_growth(self.network, self.optimizers, state, with_settings=True)
-        for scheduler, saved in zip(self.optimizers.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(saved)
+            slot.nats_per_loss = saved.scale.nats_per_loss
+        restore_growth(self.network, self.optimizers, state, with_settings=True)
+        for scheduler, own in zip(self.optimizers.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(own)
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
-        self.scale, self.untrained = books.scale, books.untrained
-        self.epoch, self.in_epoch = books.epoch, books.in_epoch
-        self.history, self.moves = list(books.history), list(books.moves)
-        self._reports, self._outcomes, self._specs = list(books.reports), list(books.outcomes), list(books.specs)
-        self._signals, self._state = books.reports[-1].signals, last
-        self._tracker.load_state_dict(books.tracker)
-        self._governor.restore_memory(books.governor)
-        self._governor.num_rollbacks, self._governor.recovery_left = books.num_rollbacks, books.recovery_left
+        self.scale, self.untrained = saved.scale, saved.untrained
+        self.epoch, self.in_epoch = saved.epoch, saved.in_epoch
+        self.history, self.moves = list(saved.history), list(saved.moves)
+        self._reports, self._outcomes, self._specs = list(saved.reports), list(saved.outcomes), list(saved.specs)
+        self._signals, self._state = saved.reports[-1].signals, last
+        self._tracker.load_state_dict(saved.tracker)
+        self._governor.restore_memory(saved.governor)
+        self._governor.num_rollbacks, self._governor.recovery_left = saved.num_rollbacks, saved.recovery_left
         self._kept = state["kept"]
-        self._resumed_inside = books.in_epoch
+        self._resumed_inside = saved.in_epoch
         self._began_at = time.perf_counter()
 
-    def _decide_again(self, books: GrowerBooks) -> ActionExecutionResult:
+    def _decide_again(self, saved: GrowerState) -> ActionExecutionResult:
         """Shows the controller all it has seen, so that it knows what it knew. Returns the last state it saw."""
-        outcomes: list[ActionOutcome | None] = [None, *books.outcomes[: len(books.reports) - 1]]
-        states = [self._observe(report, outcome) for report, outcome in zip(books.reports, outcomes, strict=True)]
+        outcomes: list[ActionOutcome | None] = [None, *saved.outcomes[: len(saved.reports) - 1]]
+        states = [self._observe(report, outcome) for report, outcome in zip(saved.reports, outcomes, strict=True)]
         self._controller.begin(states[0])
-        for epoch, spec in enumerate(books.specs):
+        for epoch, spec in enumerate(saved.specs):
             (again,) = self._controller.act(states[epoch])
             if again != spec:
                 self._controller.begin(self._state)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from esper.evidence.host_runs import PlantedSeed
 from esper.leyline import SeedStage, SlotTransition, record
 
 
@@ -58,19 +59,11 @@ class GrowthEpoch:
 
 
 @record
-class SeedLife:
-    """One seed from planting to its end. Epochs count from 0; None: it did not come to that."""
+class SeedLife(PlantedSeed):
+    """One seed of the user's model from planting to its end."""
 
     seed_id: str
-    slot_id: str
     site: str
-    blueprint: str
-    blend: str
-    params: int
-    planted: int
-    blended: int | None
-    kept: int | None
-    pruned: int | None
     worth: float | None = None
     """What the metric loses when this seed alone is switched off at the end, positive if it helps; None if it was not
     kept. Being missed is not the same as having helped: receipts measure that."""
@@ -92,7 +85,7 @@ def _life(seed_id: str, planted: GrowthMove, epochs: dict[SeedStage, int]) -> Se
     assert planted.move.blend is not None
     return SeedLife(
         seed_id=seed_id,
-        slot_id=planted.move.slot_id,
+        slot=planted.move.slot_id,
         site=planted.site,
         blueprint=planted.move.blueprint,
         blend=planted.move.blend,

@@ -98,7 +98,7 @@ def _without(run: GrowthRun, specs: Sequence[ActionSpec], life: SeedLife) -> Sch
         for epoch, spec in enumerate(specs)
         if spec.op is not LifecycleOp.WAIT
         and spec.slot is not None
-        and not (spec.slot == life.slot_id and epoch >= life.planted)
+        and not (spec.slot == life.slot and epoch >= life.planted)
     ]
     setting = Setting(layout=network.layout, lifecycle=network.lifecycle, run_seed=run.settings.seed)
     return ScheduleController(setting, entries)

@@ -179,7 +179,7 @@ def grown_result(grower: Grower, score: Score, worth: dict[str, float | None]) -
     """The result of a grower that has taken out what was not kept."""
     counts = grower.network.param_counts()
     lives = seed_lives(grower.moves)
-    seeds = [life if life.kept is None else replace(life, worth=worth.get(life.slot_id)) for life in lives]
+    seeds = [life if life.kept is None else replace(life, worth=worth.get(life.slot)) for life in lives]
     return GrowthResult(
         model=grower.model,
         metric=score.metric,

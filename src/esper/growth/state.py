@@ -1,4 +1,4 @@
-"""A growing network and its optimizers as data: for a rollback, and for going on in another process to the bit.
+"""A growing network, its optimizers and what a grower remembers as data: for a rollback, and for going on elsewhere.
 
 Everything is plain values and tensors, so that `torch.load(..., weights_only=True)` reads it.
 """
@@ -7,19 +7,37 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
+from esper.growth.history import GrowthEpoch, GrowthMove
+from esper.growth.measuring import Measured
 from esper.growth.network import AttachedNetwork
+from esper.growth.objective import Score
 from esper.growth.optimizers import UserOptimizers
 from esper.growth.slot import SiteSlot, decode_tensor, encode_tensor
 from esper.growth.tracing import SLOT
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.network import build_seed
 from esper.kasmina.slot import GateNetwork
-from esper.leyline import ModelFileError, SeedStage
+from esper.leyline import (
+    ActionOutcome,
+    ActionSpec,
+    EpochReport,
+    ModelFileError,
+    SeedStage,
+    TrainingSignals,
+    record,
+)
+from esper.leyline.scale import MetricScale
+from esper.tolaria.governor import GovernorMemory
+
+FORMAT = 1
+"""Of a grower's state."""
+T = TypeVar("T")
 
 
 def capture_growth(network: AttachedNetwork, optimizers: UserOptimizers) -> dict[str, Any]:
@@ -58,10 +76,11 @@ def restore_growth(
         ModelFileError: The state belongs to another model or other sites. Nothing has changed.
     """
     facts = check_growth(network, optimizers, state)
-    seeds = {slot.spec.slot_id: _rebuilt(network.model, slot, facts, state["model"]) for slot in network.all_slots()}
-    for slot in network.all_slots():
+    wanted = [(slot, facts["slots"][slot.spec.slot_id]) for slot in network.all_slots()]
+    seeds = [rebuild_seed(network.model, slot, own, state["model"]) for slot, own in wanted]
+    for (slot, own), seed in zip(wanted, seeds, strict=True):
         network.drop_group(slot.spec.slot_id)
-        slot.set_facts(facts["slots"][slot.spec.slot_id], *seeds[slot.spec.slot_id])
+        slot.set_facts(own, *seed)
     for slot_id in facts["seed_order"]:
         network.adopt_group(slot_id)
     network.model.load_state_dict(state["model"])
@@ -102,12 +121,6 @@ def _listed(sites: Mapping[str, str]) -> str:
     return ", ".join(sites.values())
 
 
-def _rebuilt(
-    model: nn.Module, slot: SiteSlot, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> tuple[Residual | None, GateNetwork | None]:
-    return rebuild_seed(model, slot, facts["slots"][slot.spec.slot_id], tensors)
-
-
 def rebuild_seed(
     model: nn.Module, slot: SiteSlot, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[Residual | None, GateNetwork | None]:
@@ -141,3 +154,61 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_copied(entry) for entry in value)
     return copy.deepcopy(value)
+
+
+# ---- the grower
+
+
+@record
+class RollbackState:
+    """What goes back with the network in a rollback."""
+
+    governor: GovernorMemory
+    tracker: dict[str, Any]
+    signals: TrainingSignals
+    measured: Measured
+    """Of the epoch that is returned to."""
+
+
+@record
+class GrowerState:
+    """What a grower must remember besides the network."""
+
+    format: int
+    epochs: int
+    seed: int
+    epoch: int | None
+    in_epoch: bool
+    reports: tuple[EpochReport, ...]
+    """From reset on."""
+    outcomes: tuple[ActionOutcome, ...]
+    specs: tuple[ActionSpec, ...]
+    history: tuple[GrowthEpoch, ...]
+    moves: tuple[GrowthMove, ...]
+    untrained: Score
+    scale: MetricScale
+    tracker: dict[str, Any]
+    governor: GovernorMemory
+    num_rollbacks: int
+    recovery_left: int
+
+
+def pack_record(made: Any) -> Tensor:
+    """A record as a tensor, which every kind of checkpoint can hold."""
+    return torch.frombuffer(bytearray(msgspec.msgpack.encode(made)), dtype=torch.uint8)
+
+
+def unpack_record(packed: Tensor, kind: type[T]) -> T:
+    """Reads what `pack_record` wrote."""
+    return msgspec.msgpack.decode(bytes(packed.cpu().numpy()), type=kind)
+
+
+def read_grower_state(state: Mapping[str, Any]) -> GrowerState:
+    """What a saved grower remembered; ModelFileError if it is none, or of another format."""
+    try:
+        found = unpack_record(state["books"], GrowerState)
+    except (KeyError, AttributeError, msgspec.MsgspecError) as error:
+        raise ModelFileError(f"this is not the state_dict of a Grower: {error}") from error
+    if found.format != FORMAT:
+        raise ModelFileError(f"the state has format {found.format}, this release reads format {FORMAT}")
+    return found

@@ -284,8 +284,8 @@ def _seed_table(run: HostRun) -> Table:
             continue
         worth = "not measured" if slot.contribution_pp is None else f"{slot.contribution_pp:+.1f} points"
         seed = grown[slot.slot_id]
-        kept_at = "not kept" if seed.kept is None else f"epoch {seed.kept}"
-        table.add_row(slot.slot_id, slot.blueprint, f"{slot.params:,}", f"epoch {seed.planted}", kept_at, worth)
+        kept_at = "not kept" if seed.kept is None else f"epoch {seed.kept + 1}"
+        table.add_row(slot.slot_id, slot.blueprint, f"{slot.params:,}", f"epoch {seed.planted + 1}", kept_at, worth)
     return table
 
 

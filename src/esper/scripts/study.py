@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,17 @@ import tyro
 from rich.text import Text
 
 from esper.evidence.arms import FRONTIER, SEARCHES, TUNABLE, EvaluationRequest, get_arm
-from esper.evidence.studies import STUDIES, UNIVERSAL, Study, log_problem, policy_config, start_policy
+from esper.evidence.studies import (
+    QUICK_LIST,
+    STUDIES,
+    UNIVERSAL,
+    WHOLE_LIST,
+    HeldOutOptions,
+    Study,
+    log_problem,
+    policy_config,
+    start_policy,
+)
 from esper.leyline import ExitCode, check_known
 from esper.scripts.evaluate import KIND_HELP, evaluate_command
 from esper.scripts.terminal import plain_console
@@ -20,27 +30,6 @@ from esper.tolaria.kinds import AUTO, RAY_HELP, Workers
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutOptions:
-    """How much of the held-out list the study `universal` plays; other studies have one task and ignore these."""
-
-    tasks: int = 52
-    """Held-out tasks, spread over the list."""
-    task_seeds: int = 5
-    """Paired run seeds on each of them."""
-    blinkered: int = 1
-    """Policies trained beside the others that see time and budget only: what is the rest of the observation worth?"""
-    search: tuple[int, ...] = (4, 16, 64, 256)
-    """Episodes that searches get on each task; each number is one point of the break-even curve."""
-    tuning_tasks: int = 40
-    """Draws of the training families on which the rules are tuned."""
-    data_dir: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
-    """Where Fashion-MNIST and CIFAR-10 lie, if not in a usual place."""
-
-
-WHOLE_LIST = HeldOutOptions()
 
 
 def study_command(
@@ -86,8 +75,9 @@ def study_command(
     config = with_overrides(policy_config(study, place), {"backend": backend})
     runs = _trained(folder / "policy", config, num_policies)
     if name == UNIVERSAL:
-        blinkered = _trained(folder / "blinkered", with_overrides(config, {"sees": "clock"}), held_out.blinkered)
-        _judge_universal(folder, runs, blinkered, held_out, place, quick)
+        clock_only = _trained(folder / "clock_only", with_overrides(config, {"sees": "clock"}), held_out.clock_only)
+        options = replace(QUICK_LIST, data_dir=held_out.data_dir) if quick else held_out
+        _judge_universal(folder, runs, clock_only, options, place)
         return
     request = EvaluationRequest(
         task=config.task,
@@ -144,7 +134,7 @@ def _tunable(arm: str) -> bool:
 
 
 def _judge_universal(
-    folder: Path, runs: list[Path], blinkered: list[Path], options: HeldOutOptions, workers: Workers, quick: bool
+    folder: Path, runs: list[Path], clock_only: list[Path], options: HeldOutOptions, workers: Workers
 ) -> None:
     from esper.evidence.universal import UniversalPlan, run_universal
 
@@ -152,13 +142,9 @@ def _judge_universal(
     plan = UniversalPlan(
         folder=folder / "held-out",
         policies=tuple(map(str, runs)),
-        blinkered=tuple(map(str, blinkered)),
-        tasks=6 if quick else options.tasks,
-        seeds=2 if quick else options.task_seeds,
-        search_episodes=(4,) if quick else options.search,
-        tuning_tasks=2 if quick else options.tuning_tasks,
+        clock_only=tuple(map(str, clock_only)),
+        options=options,
         workers=workers,
-        data_dir=options.data_dir,
     )
     report = run_universal(plan, lambda line: console.print(line, highlight=False))
     console.print(report.split("## Task by task")[0], soft_wrap=True, highlight=False)

@@ -185,8 +185,8 @@ def test_a_policy_that_goes_by_the_clock_sees_time_and_budget_only() -> None:
         offers_TNSPK=noisy(inputs.offers_TNSPK),
         cards=replace(inputs.cards, rows_SPC=noisy(inputs.cards.rows_SPC)),
     )
-    blinkered = PPOAgent(network_shape(spec.layout.blueprints, "clock"), agent.config, run_seed=0)
-    for learner, blind in ((agent, False), (PPOAgent.load(blinkered.to_files()), True)):
+    clock_only = PPOAgent(network_shape(spec.layout.blueprints, "clock"), agent.config, run_seed=0)
+    for learner, blind in ((agent, False), (PPOAgent.load(clock_only.to_files()), True)):
         stats = learner.network.obs_norm.stats
         stats.update(inputs.obs_TND.flatten(0, 1))
         plain, changed = learner.network(inputs), learner.network(others)
