@@ -124,7 +124,6 @@ class HeldOutOptions:
     """Where Fashion-MNIST and CIFAR-10 lie, if not in a usual place."""
 
 
-WHOLE_LIST = HeldOutOptions()
 QUICK_LIST = HeldOutOptions(tasks=6, task_seeds=2, search=(4,), tuning_tasks=2)
 
 

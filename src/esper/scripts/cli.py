@@ -8,8 +8,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, make_dataclass
 from functools import partial, wraps
-from inspect import signature
+from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -192,16 +193,26 @@ def _deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]
         return partial(command, *args, **kwargs)
 
     hints = get_type_hints(command, include_extras=True)
-    unset = {name: hints[name] for name, entry in signature(command).parameters.items() if entry.default in (None, ())}
+    entries = signature(command).parameters.items()
     remember.__signature__ = signature(command)  # type: ignore[attr-defined]
-    remember.__annotations__ = {**hints, **{name: _unset(hint) for name, hint in unset.items()}}
+    remember.__annotations__ = {**hints, **{name: _shown(hints[name], entry.default) for name, entry in entries}}
     del remember.__wrapped__  # its annotations would count
     return remember
 
 
-def _unset(hint: Any) -> Any:
-    """An argument whose help says what is done without it: `PATH`, not `{None}|PATH (default: None)`."""
+def _shown(hint: Any, default: Any) -> Any:
+    """An argument, or a record of them, whose help says what is done without it.
+
+    `PATH`, not `{None}|PATH (default: None)`.
+    """
     kind, notes = (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+    if isinstance(kind, type) and is_dataclass(kind) and default is Parameter.empty:
+        hints = get_type_hints(kind, include_extras=True)
+        unset = [(e.name, _shown(hints[e.name], e.default), e.default) for e in fields(kind) if e.default in (None, ())]
+        made: Any = make_dataclass(kind.__name__, unset, bases=(kind,), frozen=True, kw_only=True)
+        return Annotated[made, *notes]
+    if default not in (None, ()):
+        return hint
     words = [part.__name__.upper() for part in get_args(kind) if isinstance(part, type) and part is not NoneType]
     metavar = "|".join(words) if NoneType in get_args(kind) else None
     return Annotated[kind, tyro.conf.arg(metavar=metavar or None, help_behavior_hint=""), *notes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ from esper.leyline import (
     TelemetryEventType,
 )
 from esper.leyline.files import write_atomic
+from esper.scripts.own_model import OwnModel, Place, TrainingFlags, show_sites
 from esper.scripts.terminal import plain_console, progress_bar
 from esper.simic.training.config import PRETRAINED
 from esper.tamiyo.controllers import DEFAULT_RULE
@@ -47,65 +49,43 @@ HISTORY_COLUMNS = (
 )
 
 
-def grow_command(
-    task: Annotated[
-        str | None, tyro.conf.arg(help="A bundled task, as `esper tasks` lists them; default: digits_blind.")
-    ] = None,
-    model: Annotated[
-        str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION", help="Your own model: a function that returns it.")
-    ] = None,
-    data: Annotated[
-        str | None,
-        tyro.conf.arg(
-            metavar="FILE.py:FUNCTION",
-            help="Your own data: a function that returns (train, validation), or these and test data.",
-        ),
-    ] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrowFlags:
+    """The flags of `esper grow`; what is written below each is its help."""
+
+    task: str | None = None
+    """A bundled task, as `esper tasks` lists them; default: digits_blind."""
+    model: Place = None
+    """Your own model: a function that returns it."""
     controller: Annotated[
         str | None,
         tyro.conf.arg(
             help="Who decides: a rule (schedule, largest, periodic, plateau, fragrow, heuristic, random), pretrained, "
             "or the folder of a trained run; default: schedule."
         ),
-    ] = None,
-    blueprint: Annotated[
-        str | None, tyro.conf.arg(help="What rules plant, such as cnn.depthwise; default: one that suits.")
-    ] = None,
-    sites: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            help="Submodules after which something may grow, such as layer1.0 or 'layer*.0'; default: three."
-        ),
-    ] = (),
-    list_sites: Annotated[
-        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Show where your model can grow, and stop.")
-    ] = False,
-    seed: Annotated[int, tyro.conf.arg(help="Decides initial weights and the order of data.")] = 0,
-    epochs: Annotated[
-        int | None, tyro.conf.arg(help="Epochs to train; default: the task's own horizon, 20 for your own model.")
-    ] = None,
-    budget: Annotated[
-        int | None, tyro.conf.arg(help="Most parameters the model and its seeds may have together; default: no limit.")
-    ] = None,
-    batch_size: Annotated[int, tyro.conf.arg(help="Rows of a batch of your own data, if it is not cut yet.")] = 64,
-    lr: Annotated[float, tyro.conf.arg(help="Learning rate for your own model; it falls along a cosine.")] = 1e-3,
-    receipts: Annotated[
-        bool,
-        tyro.conf.FlagCreatePairsOff,
-        tyro.conf.arg(help="Train your own model again without each kept seed, to see what it really brought."),
-    ] = False,
-    resume: Annotated[
-        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help="Go on with the unfinished run of your model in --out.")
-    ] = False,
-    backend: Annotated[
-        str, tyro.conf.arg(help="What trains a bundled task: native (compiled), torch, or auto; own models: torch.")
-    ] = "auto",
-    data_dir: Annotated[
-        Path | None, tyro.conf.arg(help="Where the data of a task lies, if not in a usual place.")
-    ] = None,
-    out: Annotated[
-        Path | None, tyro.conf.arg(help="Folder for everything that is written; default: runs/grow-NAME.")
-    ] = None,
+    ] = None
+    blueprint: str | None = None
+    """What rules plant, such as cnn.depthwise; default: one that suits."""
+    list_sites: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Show where your model can grow, and stop."""
+    receipts: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Train your own model again without each kept seed, to see what it really brought."""
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Go on with the unfinished run of your model in --out."""
+    backend: str = "auto"
+    """What trains a bundled task: native (compiled), torch, or auto; own models: torch."""
+    data_dir: Path | None = None
+    """Where the data of a task lies, if not in a usual place."""
+    out: Path | None = None
+    """Folder for everything that is written; default: runs/grow-NAME."""
+
+    def folder(self, name: str) -> Path:
+        """Where results go."""
+        return Path("runs") / f"grow-{name}" if self.out is None else self.out
+
+
+def grow_command(
+    flags: Annotated[GrowFlags, tyro.conf.arg(name="")], how: Annotated[TrainingFlags, tyro.conf.arg(name="")]
 ) -> None:
     """Grow a network: a bundled one, or your own model on your own data.
 
@@ -120,67 +100,57 @@ def grow_command(
     blended in over three epochs and kept if it helps. Accuracies are on the validation split; `esper evaluate` opens
     the test split.
     """
-    if model is None:
-        if data is not None or sites or list_sites or receipts or resume:
+    if flags.model is None:
+        if how.data is not None or how.sites or flags.list_sites or flags.receipts or flags.resume:
             raise ValueError(
                 "--data, --sites, --list-sites, --receipts and --resume are for your own model; give --model"
             )
-        _grow_task(
-            task or DEFAULT_TASK, controller or DEFAULT_RULE, blueprint, seed, epochs, budget, backend, data_dir, out
-        )
+        _grow_task(flags, how)
         return
-    if task is not None or data_dir is not None:
+    if flags.task is not None or flags.data_dir is not None:
         raise ValueError("--task and --data-dir are for bundled tasks; leave them out with --model")
-    if data is None:
+    if how.data is None:
         raise ValueError("--model needs --data FILE.py:FUNCTION, a function that returns (train, validation)")
-    from esper.scripts.own_model import OwnModel, grow_own_model, show_sites
+    own = OwnModel(model=flags.model, data=how.data, seed=how.seed)
+    if flags.list_sites:
+        show_sites(own, how)
+    else:
+        _grow_own_model(own, flags, how)
 
-    own = OwnModel(model=model, data=data, seed=seed)
-    if list_sites:
-        show_sites(own, sites, batch_size)
-        return
-    grow_own_model(
-        own,
-        controller=controller,
-        blueprint=blueprint,
-        sites=sites,
-        epochs=epochs,
-        budget=budget,
-        batch_size=batch_size,
-        lr=lr,
-        receipts=receipts,
-        resume=resume,
-        out=out,
+
+def _grow_own_model(own: OwnModel, flags: GrowFlags, how: TrainingFlags) -> None:
+    from esper.growth import grow
+
+    model, (train, val, test) = own.make_model(), own.make_data()
+    result = grow(
+        model,
+        train,
+        val,
+        test=test,
+        controller=flags.controller,
+        controller_params=None if flags.blueprint is None else {"blueprint": flags.blueprint},
+        out=flags.folder(own.name),
+        resume=flags.resume,
+        receipts=flags.receipts,
+        **how.arguments(),
     )
+    plain_console(soft_wrap=True, highlight=False).print(result.table())
 
 
-def _grow_task(
-    task: str,
-    controller: str,
-    blueprint: str | None,
-    seed: int,
-    epochs: int | None,
-    budget: int | None,
-    backend: str,
-    data_dir: Path | None,
-    out: Path | None,
-) -> None:
-    from esper.evidence.growth_plot import plot_growth
+def _grow_task(flags: GrowFlags, how: TrainingFlags) -> None:
     from esper.evidence.host_runs import HostRunner, task_with
-    from esper.kasmina import export_model, save_model
     from esper.runtime.tasks import load_task_data
     from esper.simic.training.backend import choose_backend
     from esper.tolaria.executor.available import backend_version
 
-    spec = task_with(task, epochs=epochs, budget=budget)
-    folder = Path("runs") / f"grow-{spec.name}" if out is None else out
-    data = load_task_data(spec, data_dir)
-    seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=seed)]
+    spec = task_with(flags.task or DEFAULT_TASK, epochs=how.epochs, budget=how.budget)
+    data = load_task_data(spec, flags.data_dir)
+    seeds = [EpisodeSeed(env_id=0, episode=0, run_seed=how.seed)]
     console = plain_console()
-    chosen = choose_backend(backend, spec, data)
+    chosen = choose_backend(flags.backend, spec, data)
     with HostRunner(spec, data, backend=chosen.name) as runner:
-        deciding = _deciding(runner, spec, controller, blueprint, seed)
-        folder.mkdir(parents=True, exist_ok=True)
+        deciding = _deciding(runner, spec, flags.controller or DEFAULT_RULE, flags.blueprint, how.seed)
+        flags.folder(spec.name).mkdir(parents=True, exist_ok=True)
         console.print(Text.assemble((spec.name, "bold"), f": {spec.description}"), soft_wrap=True)
         console.print(
             f"{data.description}; {len(data.train):,} rows to train on, {len(data.val):,} to validate on",
@@ -193,17 +163,23 @@ def _grow_task(
             (alone,) = runner.run(runner.controller("wait_only"), seeds, watch)
             watch = _reporter(progress, console, "growing", spec)
             (grown,) = runner.run(deciding, seeds, watch)
-
     console.print(_seed_table(grown))
     console.print(_result_table(spec, alone, grown))
+    console.print(_save(flags.folder(spec.name), spec, alone, grown), soft_wrap=True)
+
+
+def _save(folder: Path, spec: TaskSpec, alone: HostRun, grown: HostRun) -> str:
+    """Writes the grown network, the history and a plot; says what there is."""
+    from esper.evidence.growth_plot import plot_growth
+    from esper.kasmina import export_model, save_model
+
     save_model(grown.model, folder / "model.safetensors", extra={"task": spec.name})
     export_model(grown.model, folder / "network.pt2")
     _write_history(folder / "history.csv", alone, grown)
     plotted = plot_growth(folder / "growth.png", spec, alone, grown)
-    console.print(
+    return (
         f"Saved in {folder}: network.pt2 (loads with torch alone), model.safetensors (can go on growing), history.csv"
-        + (", growth.png" if plotted else "; no plot: pip install 'esper-growth[plots]'"),
-        soft_wrap=True,
+        + (", growth.png" if plotted else "; no plot: pip install 'esper-growth[plots]'")
     )
 
 

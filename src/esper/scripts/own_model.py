@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
 
 from esper.leyline import record
 from esper.leyline.references import load_function
@@ -15,9 +18,43 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from esper.growth.controllers import Controller
-
 DEFAULT_EPOCHS = 20
+
+Place = Annotated[str | None, tyro.conf.arg(metavar="FILE.py:FUNCTION")]
+"""Where a function of the user's own is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFlags:
+    """The flags that `esper grow` and `esper compare` share; what is written below each is its help."""
+
+    data: Place = None
+    """Your own data: a function that returns (train, validation), or these and test data."""
+    sites: tuple[str, ...] = ()
+    """Submodules after which something may grow, such as layer1.0 or 'layer*.0'; default: three."""
+    seed: int = 0
+    """Decides initial weights and the order of data; of several runs, the first seed."""
+    epochs: int | None = None
+    """Epochs to train; default: the task's own horizon, 20 for your own model."""
+    budget: int | None = None
+    """Most parameters the model and its seeds may have together; default: no limit."""
+    batch_size: int = 64
+    """Rows of a batch of your own data, if it is not cut yet."""
+    lr: float = 1e-3
+    """Learning rate for your own model; it falls along a cosine."""
+
+    def arguments(self) -> dict[str, Any]:
+        """How a model of the user's own is trained: arguments of `grow` and `compare`."""
+        epochs = DEFAULT_EPOCHS if self.epochs is None else self.epochs
+        return {
+            "budget": self.budget,
+            "epochs": epochs,
+            "optimizer": adamw_maker(self.lr),
+            "scheduler": cosine(epochs),
+            "sites": list(self.sites) or "auto",
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
 
 
 @record
@@ -83,7 +120,7 @@ def cosine(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
     return make
 
 
-def show_sites(own: OwnModel, names: tuple[str, ...], batch_size: int) -> None:
+def show_sites(own: OwnModel, how: TrainingFlags) -> None:
     """Prints where a model can grow."""
     from esper.growth.data import Batches
     from esper.growth.objective import Objective
@@ -91,51 +128,10 @@ def show_sites(own: OwnModel, names: tuple[str, ...], batch_size: int) -> None:
     from esper.growth.validation import device_of
 
     model, (train, *_) = own.make_model(), own.make_data()
-    sample = Batches(train, batch_size, shuffle=False, device=device_of(model), what="training").first
+    sample = Batches(train, how.batch_size, shuffle=False, device=device_of(model), what="training").first
     forward = Objective(model, sample).forward
-    found = find_sites(model, sample, names=list(names) or None, forward=forward)
+    found = find_sites(model, sample, names=list(how.sites) or None, forward=forward)
     plain_console(soft_wrap=True, highlight=False).print(str(found))
-
-
-def grow_own_model(
-    own: OwnModel,
-    *,
-    controller: Controller,
-    blueprint: str | None,
-    sites: tuple[str, ...],
-    epochs: int | None,
-    budget: int | None,
-    batch_size: int,
-    lr: float,
-    receipts: bool,
-    resume: bool,
-    out: Path | None,
-) -> None:
-    """Grows a model and says what came of it."""
-    from esper.growth import grow
-
-    model, (train, val, test) = own.make_model(), own.make_data()
-    length = DEFAULT_EPOCHS if epochs is None else epochs
-    folder = Path("runs") / f"grow-{own.name}" if out is None else out
-    result = grow(
-        model,
-        train,
-        val,
-        test=test,
-        budget=budget,
-        epochs=length,
-        controller=controller,
-        controller_params=None if blueprint is None else {"blueprint": blueprint},
-        optimizer=adamw_maker(lr),
-        scheduler=cosine(length),
-        sites=list(sites) or "auto",
-        batch_size=batch_size,
-        seed=own.seed,
-        out=folder,
-        resume=resume,
-        receipts=receipts,
-    )
-    plain_console(soft_wrap=True, highlight=False).print(result.table())
 
 
 def width_maker(own: OwnModel, wider: str | None) -> Callable[[float], nn.Module] | None:

@@ -15,7 +15,6 @@ from esper.evidence.studies import (
     QUICK_LIST,
     STUDIES,
     UNIVERSAL,
-    WHOLE_LIST,
     HeldOutOptions,
     Study,
     log_problem,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 def study_command(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=f"One of {', '.join(STUDIES)}.")],
+    held_out: Annotated[HeldOutOptions, tyro.conf.arg(name="")],
     out: Annotated[Path, tyro.conf.arg(help="Folder for runs and results.")] = Path("runs/studies"),
     workers: Annotated[int | None, tyro.conf.arg(help="Workers; default: one per core of this machine.")] = None,
     worker_kind: Annotated[str, tyro.conf.arg(help=KIND_HELP)] = AUTO,
@@ -43,7 +43,6 @@ def study_command(
         int | None, tyro.conf.arg(help="Policies to train; default: the study's own. One speaks for itself only.")
     ] = None,
     quick: Annotated[bool, tyro.conf.arg(help="One policy and five pairs: not evidence, but the whole way.")] = False,
-    held_out: Annotated[HeldOutOptions, tyro.conf.arg(name="")] = WHOLE_LIST,
 ) -> None:
     """Train policies, tune their rivals, and compare all of them on the test split.
 
