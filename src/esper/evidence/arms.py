@@ -181,48 +181,63 @@ def line_up(
     Raises:
         ValueError: An unknown arm, or one that cannot run here.
     """
-    words = [word for entry in asked for word in entry.split(",") if word]
-    everything = "all" in words
     judged = _name(subject) if subject is not None else GREEDY if has_policy else "schedule"
     if get_arm(judged).static or get_arm(judged).outside or judged == BASELINE:
         raise ValueError(f"--subject must be an arm that grows, got {judged!r}")
+    words = [word for entry in asked for word in entry.split(",") if word]
     chosen = {_name(word) for word in words if word not in ("all", FRONTIER)}
-    notes = []
-    if everything:
-        chosen |= {arm.name for arm in ARMS.values() if has_policy or not (arm.learned or arm.replays)}
-        if lost := [name for name in SEARCHES if name not in found]:
-            chosen -= set(lost)
-            notes.append(f"{' and '.join(lost)} were left out: there is no schedule from a search.")
     if FRONTIER in words and not budgets:
         raise ValueError(f"{FRONTIER} needs sizes: pass --budgets, or --budget for one")
-    if everything or FRONTIER in words:
+    notes: list[str] = []
+    if "all" in words:
+        chosen |= {arm.name for arm in ARMS.values() if has_policy or not (arm.learned or arm.replays)}
+        notes += _leave_out(chosen, found, no_gromo, can_widen)
+    if "all" in words or FRONTIER in words:
         chosen |= {static_arm(budget).name for budget in budgets}
-    if no_gromo is not None and "gromo" in chosen:
-        if not everything:
-            raise ValueError(f"gromo cannot run: {no_gromo}")
-        chosen.discard("gromo")
-        notes.append(f"gromo was left out: {no_gromo}.")
-    if not can_widen and everything:
-        chosen.discard("static_wide")
-        notes.append("static_wide was left out: the host has no width to change.")
-    if not can_widen and "static_wide" in chosen:
-        raise ValueError("static_wide: this host cannot be widened, for it has no hidden layer; leave the arm out")
-    needed = {judged} if has_policy or any(get_arm(name).rebuilds for name in chosen) else set()
-    if has_policy and any(get_arm(name).needs_sampled for name in chosen | needed):
-        needed.add(SAMPLED)
-    if has_policy and any(get_arm(name).replays for name in chosen | needed):
-        needed.add(GREEDY)
+    needed = _needed(chosen, judged, has_policy)
     notes += [f"{name} was added: other arms depend on it." for name in sorted(needed - chosen)]
     chosen |= needed | {BASELINE}
     if "random" in chosen and not has_policy:
         notes.append("random is uniform over what is legal: there is no policy whose rate of ops it could match.")
+    _refuse_impossible(chosen, has_policy, found, no_gromo, can_widen)
+    return Lineup(arms=tuple(sorted(map(get_arm, chosen), key=_order)), subject=judged, notes=tuple(notes))
+
+
+def _leave_out(chosen: set[str], found: Collection[str], no_gromo: str | None, can_widen: bool) -> list[str]:
+    """Takes out of all arms those that cannot run, and says why."""
+    lost = [name for name in SEARCHES if name not in found]
+    why = {
+        f"{' and '.join(lost)} were left out: there is no schedule from a search.": lost,
+        f"gromo was left out: {no_gromo}.": [] if no_gromo is None else ["gromo"],
+        "static_wide was left out: the host has no width to change.": [] if can_widen else ["static_wide"],
+    }
+    chosen.difference_update(*why.values())
+    return [words for words, names in why.items() if names]
+
+
+def _needed(chosen: set[str], subject: str, has_policy: bool) -> set[str]:
+    """Arms that others depend on."""
+    needed = {subject} if has_policy or any(get_arm(name).rebuilds for name in chosen) else set()
+    if has_policy and any(get_arm(name).needs_sampled for name in chosen | needed):
+        needed.add(SAMPLED)
+    if has_policy and any(get_arm(name).replays for name in chosen | needed):
+        needed.add(GREEDY)
+    return needed
+
+
+def _refuse_impossible(
+    chosen: set[str], has_policy: bool, found: Collection[str], no_gromo: str | None, can_widen: bool
+) -> None:
+    if no_gromo is not None and "gromo" in chosen:
+        raise ValueError(f"gromo cannot run: {no_gromo}")
+    if not can_widen and "static_wide" in chosen:
+        raise ValueError("static_wide: this host cannot be widened, for it has no hidden layer; leave the arm out")
     arms = sorted(map(get_arm, chosen), key=_order)
     learned = [arm.name for arm in arms if arm.learned or arm.replays]
     if learned and not has_policy:
         raise ValueError(f"{', '.join(learned)} need a trained policy; pass --policy RUN")
     if lost := [arm.name for arm in arms if arm.searched and arm.name not in found]:
         raise ValueError(f"{', '.join(lost)} need a schedule from a search; make one with --tune and pass --tuned")
-    return Lineup(arms=tuple(arms), subject=judged, notes=tuple(notes))
 
 
 def _order(arm: Arm) -> tuple[int, int]:

@@ -155,22 +155,27 @@ class Grower:
             )
             self.network.bind(self.optimizers)
             self.scaler = scaler
-            chosen = choose_controller(
-                controller,
-                self.network.layout,
-                lifecycle,
-                epochs=epochs,
-                seed=seed,
-                num_classes=self.scale.classes,
-                params=controller_params or {},
-            )
-            self.controller_name = chosen.name
-            self._controller: PolicyProtocol = chosen.policy
-            self._measurer = Measurer(self.network, evaluate, self.scale, chosen.needs_every_coalition)
+            every_coalition = self._choose_controller(controller, controller_params or {})
+            self._measurer = Measurer(self.network, evaluate, self.scale, every_coalition)
             self._begin(untrained)
         except BaseException:
             self._let_go()
             raise
+
+    def _choose_controller(self, controller: Controller, params: Mapping[str, Any]) -> bool:
+        """Decides who decides. True if that one was trained to see every coalition."""
+        chosen = choose_controller(
+            controller,
+            self.network.layout,
+            self.network.lifecycle,
+            epochs=self.epochs,
+            seed=self.seed,
+            num_classes=self.scale.classes,
+            params=params,
+        )
+        self.controller_name = chosen.name
+        self._controller: PolicyProtocol = chosen.policy
+        return chosen.needs_every_coalition
 
     def _begin(self, untrained: Score) -> None:
         entropy = math.log(self.scale.classes)

@@ -219,6 +219,23 @@ class CheckpointWriter:
             self._withheld = True
             return None
         self._withheld = False
+        try:
+            saved = self._save(index, files, score)
+        except NumericFailure as error:
+            self._not_saved(index, str(error))
+            raise
+        except StorageError as error:
+            self._schedule.failed(self._clock(), self._clock() - started)
+            self._not_saved(index, str(error))
+            if last or self._schedule.failures >= MAX_FAILED_SAVES:
+                raise
+            return None
+        self._schedule.saved(index, self._clock(), self._clock() - started)
+        self._emit("saved", saved.path.name, index, saved=saved)
+        self._make_room(saved)
+        return saved
+
+    def _save(self, index: int, files: Callable[[], Mapping[str, bytes]], score: float | None) -> SavedCheckpoint:
         facts = CheckpointFacts(
             index=index,
             run_id=self._run.run_id,
@@ -228,30 +245,19 @@ class CheckpointWriter:
             identity=identity(),
             bitwise=self._bitwise,
         )
-        try:
-            content = files()
-            if score is not None and not math.isfinite(score):
-                raise NumericFailure(f"the score of round {index} is {score}")
-        except NumericFailure as error:
-            self._not_saved(index, str(error))
-            raise
-        try:
-            saved = save_checkpoint(self._run, facts, content, read=partial(read_own, self._run.run_id))
-        except StorageError as error:
-            self._schedule.failed(self._clock(), self._clock() - started)
-            self._not_saved(index, str(error))
-            if last or self._schedule.failures >= MAX_FAILED_SAVES:
-                raise
-            return None
-        self._schedule.saved(index, self._clock(), self._clock() - started)
-        self._emit("saved", saved.path.name, index, saved=saved)
+        content = files()
+        if score is not None and not math.isfinite(score):
+            raise NumericFailure(f"the score of round {index} is {score}")
+        return save_checkpoint(self._run, facts, content, read=partial(read_own, self._run.run_id))
+
+    def _make_room(self, saved: SavedCheckpoint) -> None:
+        """Removes what is no longer needed, and warns once if there is little space left."""
         last_kept = self._config.keep_checkpoints
         for stuck in remove_old_checkpoints(self._run, last=last_kept, resumed_from=self._resumed_from):
             complain(f"old checkpoint {stuck.name} cannot be removed: {stuck.reason}")
         if not self._warned and (warning := space_warning(self._run, saved.size_bytes)) is not None:
             self._warned = True
             complain(warning)
-        return saved
 
     def _log_trouble(self) -> str | None:
         """Why the log does not allow a save; None if it does.
