@@ -9,12 +9,13 @@ and history are compared by their values, per event type and without the names o
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import pickle
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -126,10 +127,17 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def main() -> int:
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--update", action="store_true", help="store what this build does")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     """Compares, or stores; 0 if nothing differs, 1 if something does, 2 if that cannot be known here."""
     torch.set_num_threads(1)  # sums of several threads have bits of their own
-    if "--update" in sys.argv[1:]:
+    if parsed(argv).update:
         content = {"identity": identity(), "hashes": play_all()}
         STORED.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         sys.stdout.write(f"stored: {STORED.name}\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -33,15 +32,25 @@ def test_a_run_that_cannot_be_compared_is_not_taken_for_the_same(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = json.loads(replay.STORED.read_text(encoding="utf-8"))
-    monkeypatch.setattr(sys, "argv", ["replay.py"])
     monkeypatch.setattr(replay, "play_all", lambda: stored["hashes"])
     monkeypatch.setattr(replay, "identity", lambda: stored["identity"])
-    assert (replay.main(), capsys.readouterr().out) == (0, "same bits\n")
+    assert (replay.main([]), capsys.readouterr().out) == (0, "same bits\n")
     monkeypatch.setattr(replay, "play_all", lambda: {**stored["hashes"], "history": "other"})
-    assert (replay.main(), capsys.readouterr().out) == (1, "differs in history\n")
+    assert (replay.main([]), capsys.readouterr().out) == (1, "differs in history\n")
     monkeypatch.setattr(replay, "identity", lambda: {**stored["identity"], "torch": "elsewhere"})
-    assert replay.main() == 2
+    assert replay.main([]) == 2
     assert "not comparable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("flag", "code", "words"), [("--help", 0, "--update"), ("--udpate", 2, "unrecognized")])
+def test_what_is_no_order_to_replay_plays_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flag: str, code: int, words: str
+) -> None:
+    monkeypatch.delattr(replay, "play_all")
+    with pytest.raises(SystemExit) as stopped:
+        replay.main([flag])
+    assert stopped.value.code == code
+    assert words in "".join(capsys.readouterr())
 
 
 @pytest.mark.slow
