@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -144,101 +145,76 @@ def plain(value: object, path: tuple[str | int, ...], nonfinite: dict[str, str])
     return value
 
 
-def changed(value: R, fields: Mapping[str, object]) -> R:
-    return replace(value, **fields)  # type: ignore[type-var]
+started = partial(
+    RunStarted,
+    esper_version="0.1.0",
+    python_version="3.11.7",
+    torch_version="2.13.0",
+    numpy_version="2.4.6",
+    git_commit="0123456789abcdef",
+    git_dirty=False,
+    config_hash="c0ffee",
+    argv=("esper", "train"),
+    run_seed=7,
+    task="digits_mlp",
+    data_sha256="d161",
+    split_sizes={"train": 1000, "val": 300, "test": 300},
+    num_rounds=20,
+    num_envs=2,
+    epochs_per_episode=3,
+    slot_ids=("r0c0", "r0c1"),
+    host_params=1000,
+    param_budget=3000,
+    controller="ppo",
+    reward_mode="shaped",
+    worker_kind="inline",
+    num_workers=1,
+    devices=("cpu",),
+    level="normal",
+    resume_differences=(),
+)
 
+ended = partial(
+    RunEnded,
+    status="completed",
+    num_rounds_total=20,
+    num_env_steps_total=120,
+    best_accuracy_pct=91.5,
+    final_accuracy_pct=90.0,
+    wall_s=61.0,
+    num_dropped_total=0,
+)
 
-def started(**fields: object) -> RunStarted:
-    return changed(
-        RunStarted(
-            esper_version="0.1.0",
-            python_version="3.11.7",
-            torch_version="2.13.0",
-            numpy_version="2.4.6",
-            cuda_version=None,
-            git_commit="0123456789abcdef",
-            git_dirty=False,
-            config_hash="c0ffee",
-            argv=("esper", "train"),
-            run_seed=7,
-            task="digits_mlp",
-            data_sha256="d161",
-            split_sizes={"train": 1000, "val": 300, "test": 300},
-            num_rounds=20,
-            num_envs=2,
-            epochs_per_episode=3,
-            slot_ids=("r0c0", "r0c1"),
-            host_params=1000,
-            param_budget=3000,
-            controller="ppo",
-            reward_mode="shaped",
-            worker_kind="inline",
-            num_workers=1,
-            devices=("cpu",),
-            amp_dtype=None,
-            level="normal",
-            resumed_from=None,
-            resume_differences=(),
-        ),
-        fields,
-    )
+round_completed = partial(
+    BatchSummary,
+    accuracy_mean_pct=80.0,
+    accuracy_best_pct=85.0,
+    accuracy_worst_pct=75.0,
+    rolling_accuracy_pct=79.0,
+    committed_accuracy_pct=78.0,
+    return_mean=1.5,
+    return_std=0.25,
+    params_ratio_mean=1.2,
+    num_ops={"WAIT": 4, "GERMINATE": 1, "FOSSILIZE": 1, "PRUNE": 0},
+    num_rollbacks=0,
+    num_episodes_total=2,
+    num_env_steps_total=6,
+    update_performed=True,
+    duration_s=3.0,
+)
 
-
-def ended(**fields: object) -> RunEnded:
-    return changed(
-        RunEnded(
-            status="completed",
-            error_type=None,
-            error_message=None,
-            traceback_tail=None,
-            num_rounds_total=20,
-            num_env_steps_total=120,
-            best_accuracy_pct=91.5,
-            final_accuracy_pct=90.0,
-            wall_s=61.0,
-            num_dropped_total=0,
-        ),
-        fields,
-    )
-
-
-def round_completed(**fields: object) -> BatchSummary:
-    return changed(
-        BatchSummary(
-            accuracy_mean_pct=80.0,
-            accuracy_best_pct=85.0,
-            accuracy_worst_pct=75.0,
-            rolling_accuracy_pct=79.0,
-            committed_accuracy_pct=78.0,
-            return_mean=1.5,
-            return_std=0.25,
-            params_ratio_mean=1.2,
-            num_ops={"WAIT": 4, "GERMINATE": 1, "FOSSILIZE": 1, "PRUNE": 0},
-            num_rollbacks=0,
-            num_episodes_total=2,
-            num_env_steps_total=6,
-            update_performed=True,
-            duration_s=3.0,
-        ),
-        fields,
-    )
-
-
-def slot(**fields: object) -> SlotState:
-    return changed(
-        SlotState(
-            stage="TRAINING",
-            seed_id="0.0.r0c0.0",
-            blueprint="mlp.lora",
-            alpha_share=0.25,
-            epochs_in_stage=1,
-            params=200,
-            contribution_pp=0.5,
-            grad_ratio=1.0,
-            grad_health=0.9,
-        ),
-        fields,
-    )
+slot = partial(
+    SlotState,
+    stage="TRAINING",
+    seed_id="0.0.r0c0.0",
+    blueprint="mlp.lora",
+    alpha_share=0.25,
+    epochs_in_stage=1,
+    params=200,
+    contribution_pp=0.5,
+    grad_ratio=1.0,
+    grad_health=0.9,
+)
 
 
 def unmeasured_slot() -> SlotState:
@@ -260,146 +236,117 @@ def layer_stats() -> LayerGradientStats:
     )
 
 
-def epoch_completed(**fields: object) -> EpochCompleted:
-    return changed(
-        EpochCompleted(
-            train_loss=0.5,
-            train_accuracy_pct=82.0,
-            val_loss=0.6,
-            val_accuracy_pct=80.0,
-            committed_accuracy_pct=79.0,
-            params_total=1200,
-            params_fossil=0,
-            lr=0.01,
-            slots={"r0c0": slot(), "r0c1": unmeasured_slot()},
-            train_ms=5.0,
-            val_ms=2.0,
-            debug=(layer_stats(),),
-        ),
-        fields,
-    )
+epoch_completed = partial(
+    EpochCompleted,
+    train_loss=0.5,
+    train_accuracy_pct=82.0,
+    val_loss=0.6,
+    val_accuracy_pct=80.0,
+    committed_accuracy_pct=79.0,
+    params_total=1200,
+    params_fossil=0,
+    lr=0.01,
+    slots={"r0c0": slot(), "r0c1": unmeasured_slot()},
+    train_ms=5.0,
+    val_ms=2.0,
+    debug=(layer_stats(),),
+)
 
+action_taken = partial(
+    ActionTaken,
+    op="GERMINATE",
+    slot_id="r0c0",
+    blueprint="mlp.lora",
+    blend="linear",
+    ok=True,
+    forced=False,
+    value=0.4,
+    log_prob=-1.2,
+    heads={
+        "op": HeadDecision(prob_share=0.5, entropy_share=0.8, num_legal=2, probs=None),
+        "slot": HeadDecision(prob_share=0.4, entropy_share=0.9, num_legal=2, probs={"r0c0": 0.4, "r0c1": 0.6}),
+    },
+    reward_raw=0.5,
+    reward_scaled=0.25,
+    components={"gain": 0.75, "rent": -0.25},
+    seen=SeenByPolicy(
+        outlier_share=0.02, clipped_share=0.0, num_nonfinite=0, max_deviation=5.5, worst_column="r0c0.alpha"
+    ),
+)
 
-def action_taken(**fields: object) -> ActionTaken:
-    return changed(
-        ActionTaken(
-            op="GERMINATE",
-            slot_id="r0c0",
-            blueprint="mlp.lora",
-            blend="linear",
-            ok=True,
-            forced=False,
-            value=0.4,
-            log_prob=-1.2,
-            heads={
-                "op": HeadDecision(prob_share=0.5, entropy_share=0.8, num_legal=2, probs=None),
-                "slot": HeadDecision(prob_share=0.4, entropy_share=0.9, num_legal=2, probs={"r0c0": 0.4, "r0c1": 0.6}),
-            },
-            reward_raw=0.5,
-            reward_scaled=0.25,
-            components={"gain": 0.75, "rent": -0.25},
-            seen=SeenByPolicy(
-                outlier_share=0.02, clipped_share=0.0, num_nonfinite=0, max_deviation=5.5, worst_column="r0c0.alpha"
-            ),
-        ),
-        fields,
-    )
+episode_completed = partial(
+    EpisodeCompleted,
+    end="completed",
+    num_epochs=3,
+    final_accuracy_pct=82.0,
+    best_accuracy_pct=83.0,
+    committed_accuracy_pct=81.0,
+    final_loss=0.4,
+    params_added=200,
+    params_ratio=1.2,
+    num_germinated=1,
+    num_fossilized=1,
+    num_pruned=0,
+    num_alive=0,
+    num_contributing_fossils=1,
+    return_raw=1.5,
+    components_sum={"gain": 2.0, "rent": -0.5},
+    num_ops={"WAIT": 2, "GERMINATE": 1},
+    slots={"r0c0": SlotTally(num_germinated=1, num_fossilized=1, contribution_gain_pp=2.5)},
+)
 
+germinated = partial(
+    SeedGerminated,
+    seed_id="0.0.r0c0.0",
+    slot_id="r0c0",
+    blueprint="mlp.lora",
+    blend="linear",
+    params=200,
+    cause=Cause.POLICY,
+)
 
-def episode_completed(**fields: object) -> EpisodeCompleted:
-    return changed(
-        EpisodeCompleted(
-            end="completed",
-            num_epochs=3,
-            final_accuracy_pct=82.0,
-            best_accuracy_pct=83.0,
-            committed_accuracy_pct=81.0,
-            final_loss=0.4,
-            params_added=200,
-            params_ratio=1.2,
-            num_germinated=1,
-            num_fossilized=1,
-            num_pruned=0,
-            num_alive=0,
-            num_contributing_fossils=1,
-            return_raw=1.5,
-            components_sum={"gain": 2.0, "rent": -0.5},
-            num_ops={"WAIT": 2, "GERMINATE": 1},
-            slots={"r0c0": SlotTally(num_germinated=1, num_fossilized=1, contribution_gain_pp=2.5)},
-        ),
-        fields,
-    )
+stage_changed = partial(
+    SeedStageChanged,
+    seed_id="0.0.r0c0.0",
+    slot_id="r0c0",
+    from_stage="GERMINATED",
+    to_stage="TRAINING",
+    alpha_share=0.0,
+    epochs_in_stage=0,
+    cause=Cause.AUTO,
+)
 
+seed_ended = partial(
+    SeedEnded,
+    seed_id="0.0.r0c0.0",
+    slot_id="r0c0",
+    blueprint="mlp.lora",
+    params=200,
+    from_stage="HOLDING",
+    epochs_total=2,
+    contribution_pp=1.25,
+    cause=Cause.POLICY,
+)
 
-def germinated(**fields: object) -> SeedGerminated:
-    return changed(
-        SeedGerminated(
-            seed_id="0.0.r0c0.0",
-            slot_id="r0c0",
-            blueprint="mlp.lora",
-            blend="linear",
-            params=200,
-            cause=Cause.POLICY,
-        ),
-        fields,
-    )
+governor_changed = partial(
+    GovernorStateChanged,
+    from_state="panic",
+    to_state="healthy",
+    reason="divergence",
+    value=9.5,
+    limit=3.0,
+    median=0.5,
+    spread=0.1,
+    num_consecutive=2,
+    first_epoch=1,
+    op="GERMINATE",
+    slot_id="r0c0",
+    restored_epoch=0,
+    rolled_back=True,
+    seeds_removed=("0.0.r0c0.0",),
+)
 
-
-def stage_changed(**fields: object) -> SeedStageChanged:
-    return changed(
-        SeedStageChanged(
-            seed_id="0.0.r0c0.0",
-            slot_id="r0c0",
-            from_stage="GERMINATED",
-            to_stage="TRAINING",
-            alpha_share=0.0,
-            epochs_in_stage=0,
-            cause=Cause.AUTO,
-        ),
-        fields,
-    )
-
-
-def seed_ended(**fields: object) -> SeedEnded:
-    return changed(
-        SeedEnded(
-            seed_id="0.0.r0c0.0",
-            slot_id="r0c0",
-            blueprint="mlp.lora",
-            params=200,
-            from_stage="HOLDING",
-            epochs_total=2,
-            contribution_pp=1.25,
-            cause=Cause.POLICY,
-        ),
-        fields,
-    )
-
-
-def governor_changed(**fields: object) -> GovernorStateChanged:
-    return changed(
-        GovernorStateChanged(
-            from_state="panic",
-            to_state="healthy",
-            reason="divergence",
-            value=9.5,
-            limit=3.0,
-            median=0.5,
-            spread=0.1,
-            num_consecutive=2,
-            first_epoch=1,
-            op="GERMINATE",
-            slot_id="r0c0",
-            restored_epoch=0,
-            rolled_back=True,
-            seeds_removed=("0.0.r0c0.0",),
-        ),
-        fields,
-    )
-
-
-def head_update(**fields: object) -> HeadUpdate:
-    return changed(HeadUpdate(kl=0.01, clip_fraction=0.1, grad_norm=0.5, num_usable=40, grad_state="ok"), fields)
+head_update = partial(HeadUpdate, kl=0.01, clip_fraction=0.1, grad_norm=0.5, num_usable=40, grad_state="ok")
 
 
 def ppo_update(**fields: object) -> PPOUpdateCompleted:
@@ -441,141 +388,98 @@ def ppo_update(**fields: object) -> PPOUpdateCompleted:
     return PPOUpdateCompleted(metrics=cast(PPOUpdateMetrics, {**metrics, **fields}), layers=None)
 
 
-def anomaly(**fields: object) -> AnomalyDetected:
-    return changed(
-        AnomalyDetected(
-            kind="clip_fraction",
-            state="entered",
-            metric="clip_fraction",
-            value=0.4,
-            limit=0.3,
-            num_consecutive=1,
-            detail="",
-            debug=None,
-        ),
-        fields,
-    )
+anomaly = partial(
+    AnomalyDetected,
+    kind="clip_fraction",
+    state="entered",
+    metric="clip_fraction",
+    value=0.4,
+    limit=0.3,
+    num_consecutive=1,
+    detail="",
+)
 
+suspected = partial(
+    RewardHackingSuspected, pattern="ransomware", slot_id="r0c0", contribution_pp=2.5, improvement_pp=-0.75, ratio=None
+)
 
-def suspected(**fields: object) -> RewardHackingSuspected:
-    return changed(
-        RewardHackingSuspected(
-            pattern="ransomware", slot_id="r0c0", contribution_pp=2.5, improvement_pp=-0.75, ratio=None
-        ),
-        fields,
-    )
+trend = partial(TrendDetected, kind="improvement", delta_pp=3.0, rolling_pct=83.0, previous_pct=80.0, window_rounds=10)
 
+profile = partial(
+    ProfileMeasured,
+    env_steps_per_s=40.0,
+    host_samples_per_s=5000.0,
+    phases={"train": PhaseTime(wall_ms=2000.0, cpu_ms=1900.0), "other": PhaseTime(wall_ms=10.0, cpu_ms=None)},
+    controller_ms_per_env_step=0.5,
+    telemetry_cpu_ms=2.0,
+    wait_share=0.0,
+    rss_bytes=500_000_000,
+    disk_free_bytes=50_000_000_000,
+    queue_high_water=12,
+)
 
-def trend(**fields: object) -> TrendDetected:
-    return changed(
-        TrendDetected(kind="improvement", delta_pp=3.0, rolling_pct=83.0, previous_pct=80.0, window_rounds=10), fields
-    )
+choices = partial(
+    ChoiceStats,
+    head="op",
+    choices={
+        "WAIT": ChoiceCount(num_legal=6, num_chosen=4, num_ok=4),
+        "GERMINATE": ChoiceCount(num_legal=6, num_chosen=2, num_ok=2),
+    },
+    num_decisions=6,
+    num_forced=0,
+)
 
+checkpoint = partial(
+    CheckpointRecorded,
+    action="saved",
+    path="checkpoints/ckpt-00000001",
+    round=1,
+    next_seq=10,
+    size_bytes=4096,
+    save_ms=3.0,
+    manifest_sha256="abcd",
+)
 
-def profile(**fields: object) -> ProfileMeasured:
-    return changed(
-        ProfileMeasured(
-            env_steps_per_s=40.0,
-            host_samples_per_s=5000.0,
-            phases={"train": PhaseTime(wall_ms=2000.0, cpu_ms=1900.0), "other": PhaseTime(wall_ms=10.0, cpu_ms=None)},
-            controller_ms_per_env_step=0.5,
-            telemetry_cpu_ms=2.0,
-            wait_share=0.0,
-            rss_bytes=500_000_000,
-            cuda=None,
-            disk_free_bytes=50_000_000_000,
-            queue_high_water=12,
-        ),
-        fields,
-    )
+worker_changed = partial(
+    WorkerStateChanged,
+    worker_id=1,
+    kind="process",
+    state="lost",
+    env_ids=(0, 1),
+    exit_code=-9,
+    error="worker 1 ended",
+    num_epochs_replayed=0,
+    downtime_ms=12.0,
+)
 
+events_dropped = partial(EventsDropped, counts={"EPOCH_COMPLETED": 2}, first_seq=3, last_seq=4, reason="queue_full")
 
-def choices(**fields: object) -> ChoiceStats:
-    return changed(
-        ChoiceStats(
-            head="op",
-            choices={
-                "WAIT": ChoiceCount(num_legal=6, num_chosen=4, num_ok=4),
-                "GERMINATE": ChoiceCount(num_legal=6, num_chosen=2, num_ok=2),
-            },
-            num_decisions=6,
-            num_forced=0,
-        ),
-        fields,
-    )
+gate_evaluated = partial(
+    GateEvaluated,
+    seed_id="0.0.r0c0.0",
+    slot_id="r0c0",
+    gate=Gate.BLEND,
+    target_stage="BLENDING",
+    passed=False,
+    checks=(
+        Check(name="epochs", value=1.0, limit=2.0, passed=False),
+        Check(name="gradient", value=None, limit=0.1, passed=False),
+    ),
+)
 
-
-def checkpoint(**fields: object) -> CheckpointRecorded:
-    return changed(
-        CheckpointRecorded(
-            action="saved",
-            path="checkpoints/ckpt-00000001",
-            round=1,
-            next_seq=10,
-            size_bytes=4096,
-            save_ms=3.0,
-            manifest_sha256="abcd",
-            error=None,
-        ),
-        fields,
-    )
-
-
-def worker_changed(**fields: object) -> WorkerStateChanged:
-    return changed(
-        WorkerStateChanged(
-            worker_id=1,
-            kind="process",
-            state="lost",
-            env_ids=(0, 1),
-            exit_code=-9,
-            error="worker 1 ended",
-            num_epochs_replayed=0,
-            downtime_ms=12.0,
-        ),
-        fields,
-    )
-
-
-def events_dropped(**fields: object) -> EventsDropped:
-    return changed(EventsDropped(counts={"EPOCH_COMPLETED": 2}, first_seq=3, last_seq=4, reason="queue_full"), fields)
-
-
-def gate_evaluated(**fields: object) -> GateEvaluated:
-    return changed(
-        GateEvaluated(
-            seed_id="0.0.r0c0.0",
-            slot_id="r0c0",
-            gate=Gate.BLEND,
-            target_stage="BLENDING",
-            passed=False,
-            checks=(
-                Check(name="epochs", value=1.0, limit=2.0, passed=False),
-                Check(name="gradient", value=None, limit=0.1, passed=False),
-            ),
-        ),
-        fields,
-    )
-
-
-def coalition(**fields: object) -> CoalitionMeasured:
-    return changed(
-        CoalitionMeasured(
-            slot_ids=("r0c0", "r0c1"),
-            rows=(
-                CoalitionRow(mask="00", accuracy_pct=78.0, loss=0.7),
-                CoalitionRow(mask="10", accuracy_pct=80.0, loss=0.6),
-            ),
-            strategy="full",
-            committed_mask="00",
-            contribution_pp={"r0c0": 2.0},
-            interaction_pp={},
-            shapley_pp={"r0c0": 2.0},
-            unavailable=None,
-        ),
-        fields,
-    )
-
+coalition = partial(
+    CoalitionMeasured,
+    slot_ids=("r0c0", "r0c1"),
+    rows=(
+        CoalitionRow(mask="00", accuracy_pct=78.0, loss=0.7),
+        CoalitionRow(mask="10", accuracy_pct=80.0, loss=0.6),
+    ),
+    strategy="full",
+    committed_mask="00",
+    contribution_pp={"r0c0": 2.0},
+    interaction_pp={},
+    shapley_pp={"r0c0": 2.0},
+)
 
 PAYLOADS: dict[TelemetryEventType, Callable[..., object]] = {
     T.RUN_STARTED: started,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tests.karn.logs import (
     LogWriter,
     T,
     anomaly,
-    changed,
     checkpoint,
     ended,
     events_dropped,
@@ -49,29 +49,26 @@ STALE = THRESHOLDS["heartbeat_age_s"].limit_of(Severity.CRITICAL)
 ENV = {"episode": 0, "env": 1, "epoch": 0}
 
 
-def status(**fields: object) -> RunStatus:
-    return changed(
-        RunStatus(
-            run=RUN_ID,
-            attempt=0,
-            pid=4711,
-            host="here",
-            process_started_s=None,
-            written_wall=WALL,
-            closed=False,
-            phase="train",
-            round=5,
-            epoch=1,
-            last_seq=100,
-            silence_s=0.1,
-            median_epoch_s=30.0,
-            num_dropped={},
-            num_held=0,
-            log_error=None,
-            disk_free_bytes=None,
-        ),
-        fields,
-    )
+status = partial(
+    RunStatus,
+    run=RUN_ID,
+    attempt=0,
+    pid=4711,
+    host="here",
+    process_started_s=None,
+    written_wall=WALL,
+    closed=False,
+    phase="train",
+    round=5,
+    epoch=1,
+    last_seq=100,
+    silence_s=0.1,
+    median_epoch_s=30.0,
+    num_dropped={},
+    num_held=0,
+    log_error=None,
+    disk_free_bytes=None,
+)
 
 
 def heartbeat(process: ProcessState = ProcessState.ALIVE, age_s: float = 0.5, **fields: object) -> Heartbeat:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from esper.leyline import EVENTS, LoggedEvent, TelemetryEvent, TelemetryEventType, make_event
 from esper.nissa.exporters import TensorBoardBackend, WandbBackend
 from esper.nissa.scalars import RoundCollector, scalars
+from tests.karn.logs import episode_completed, head_update, ppo_update, profile, round_completed
 from tests.nissa.events import ended, ids_of, open_hub, values
-from tests.nissa.samples import episode, profile, round_completed, update
 from tests.nissa.test_codec import logged
 
 
@@ -25,9 +25,9 @@ def log_of(num_rounds: int) -> Iterator[TelemetryEvent]:
     """Two episodes, an update, the round, its profile; ten env steps per round."""
     for index in range(num_rounds):
         for env, earned in enumerate((1.0, 3.0)):
-            data = episode(return_raw=earned + index)
+            data = episode_completed(return_raw=earned + index)
             yield make_event(TelemetryEventType.EPISODE_COMPLETED, data, round=index, episode=index, env=env, epoch=4)
-        yield make_event(TelemetryEventType.PPO_UPDATE_COMPLETED, update(), round=index)
+        yield make_event(TelemetryEventType.PPO_UPDATE_COMPLETED, ppo_update(), round=index)
         done = round_completed(num_env_steps_total=10 * (index + 1))
         yield make_event(TelemetryEventType.ROUND_COMPLETED, done, round=index)
         yield make_event(TelemetryEventType.PROFILE_MEASURED, profile(), round=index)
@@ -45,35 +45,35 @@ def test_each_name_has_the_figure_that_others_show_under_it() -> None:
     found: dict[str, float] = {}
     for event in log_of(1):
         found |= scalars(logged(event, mono=7.0))
-    rollout = {"ep_rew_mean": 3.0, "ep_len_mean": 5.0}
-    time = {"fps": 10.0, "iterations": 1.0, "time_elapsed": 7.0, "total_timesteps": 10.0}
+    rollout = {"ep_rew_mean": 3.0, "ep_len_mean": 3.0}
+    time = {"fps": 40.0, "iterations": 1.0, "time_elapsed": 7.0, "total_timesteps": 10.0}
     train = {
-        "approx_kl": 0.01,
+        "approx_kl": 0.012,
         "clip_fraction": 0.1,
         "clip_range": 0.2,
-        "entropy_loss": 0.25,  # minimised, as there: it rises when entropy falls
+        "entropy_loss": 0.9,  # minimised, as there: it rises when entropy falls
         "explained_variance": 0.4,
-        "grad_norm": 0.45,
+        "grad_norm": 0.4,
         "learning_rate": 3e-4,
-        "loss": 0.3,
+        "loss": 0.2,
         "n_updates": 1.0,
         "policy_gradient_loss": -0.01,
-        "value_loss": 0.5,
+        "value_loss": 0.3,
     }
-    charts = {"episodic_return": 3.0, "episodic_length": 5.0, "SPS": 10.0, "learning_rate": 3e-4}
+    charts = {"episodic_return": 3.0, "episodic_length": 3.0, "SPS": 40.0, "learning_rate": 3e-4}
     losses = {
-        "value_loss": 0.5,
+        "value_loss": 0.3,
         "policy_loss": -0.01,
-        "entropy": 0.5,
-        "approx_kl": 0.01,
+        "entropy": pytest.approx(0.7),
+        "approx_kl": 0.012,
         "clipfrac": 0.1,
         "explained_variance": 0.4,
     }
     groups = {"rollout": rollout, "time": time, "train": train, "charts": charts, "losses": losses}
     expected = {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
     assert {name: found.get(name) for name in expected} == expected
-    own = {"host/accuracy_mean_pct": 80.0, "growth/params_ratio_mean": 1.1, "heads/op/entropy_share": 0.5}
-    own |= {"safety/num_rollbacks": 0.0, "perf/update_ms": 100.0}
+    own = {"host/accuracy_mean_pct": 80.0, "growth/params_ratio_mean": 1.2, "heads/op/entropy_share": 0.7}
+    own |= {"safety/num_rollbacks": 0.0, "perf/train_ms": 2000.0}
     assert {name: found.get(name) for name in own} == own
 
 
@@ -85,8 +85,10 @@ def test_a_run_without_updates_counts_none() -> None:
 
 
 def test_what_was_not_measured_is_absent_and_zero_is_not() -> None:
-    found = scalars(logged(make_event(TelemetryEventType.PPO_UPDATE_COMPLETED, update(approx_kl=None), round=0)))
+    data = ppo_update(approx_kl=None, heads={"blend": head_update(kl=None)})
+    found = scalars(logged(make_event(TelemetryEventType.PPO_UPDATE_COMPLETED, data, round=0)))
     assert "train/approx_kl" not in found
+    assert found["heads/blend/clip_fraction"] == 0.1
     assert found["safety/num_nonfinite"] == 0.0
     assert "heads/blend/kl" not in found
 
@@ -97,7 +99,7 @@ def test_a_round_is_averaged_and_placed_by_its_env_steps() -> None:
     rounds += collector.take()
     assert [each.env_steps for each in rounds] == [10, 20, 30]
     assert [each.values["rollout/ep_rew_mean"] for each in rounds] == [2.0, 3.0, 4.0]
-    assert all("perf/update_ms" in each.values for each in rounds)
+    assert all("perf/train_ms" in each.values for each in rounds)
     assert not list(collector.take())
 
 

@@ -18,8 +18,8 @@ from esper.leyline.rundir import STATUS_FILE
 from esper.nissa import Hub, TelemetryHub, get_hub, set_hub
 from esper.nissa import hub as hub_module
 from esper.nissa.log_file import LogFile
+from tests.karn.logs import round_completed
 from tests.nissa.events import ended, log_path, open_hub, read_lines, trend, unexplained
-from tests.nissa.samples import round_completed
 from tests.nissa.test_backends import Listener
 
 

@@ -11,7 +11,7 @@ from esper.leyline.thresholds import MIN_RATE_EPISODES
 from esper.nissa import Hub
 from esper.runtime import tasks
 from esper.simic.run import recorder
-from tests.nissa.samples import episode
+from tests.karn.logs import episode_completed
 from tests.simic.run.recording import NO_TIME, recorder_to
 from tests.simic.telemetry.test_emitters import SUMMARY
 from tests.simic.telemetry.updates import ListSink, metrics
@@ -129,7 +129,7 @@ class Looks:
 
 
 SKIPPED = metrics(performed=False, skip_reason="nonfinite")
-EPISODE = episode(return_raw=1.0)
+EPISODE = episode_completed()
 
 
 @pytest.mark.parametrize("level", [TelemetryLevel.NORMAL, TelemetryLevel.DEBUG])

@@ -39,8 +39,8 @@ from esper.simic.telemetry.emitters import (
 )
 from esper.simic.telemetry.readings import EnvContext
 from tests.fakes import germinate
+from tests.karn.logs import episode_completed, profile
 from tests.nissa.events import decode, log_path, open_hub
-from tests.nissa.samples import episode, profile
 from tests.simic.agent.rounds import lived_buffer, small_agent, small_world
 from tests.simic.telemetry.test_debug_telemetry import layer
 from tests.simic.telemetry.updates import ListSink, inputs, metrics, op_stats
@@ -121,10 +121,10 @@ def test_an_action_of_a_fixed_controller_has_no_reasons() -> None:
 
 def test_outcomes_profiles_and_missing_coalitions() -> None:
     sink = ListSink()
-    emit_reward_summary(sink, CTX, episode(1.0))
+    emit_reward_summary(sink, CTX, episode_completed())
     emit_cf_unavailable(sink, CTX, "no seed is blended")
     emit_throughput(sink, 3, profile())
-    assert sink.of("EPISODE_COMPLETED") == [episode(1.0)]
+    assert sink.of("EPISODE_COMPLETED") == [episode_completed()]
     (missing,) = sink.of("COALITION_MEASURED")
     assert (missing.rows, missing.strategy, missing.unavailable) == ((), None, "no seed is blended")
     assert sink.of("PROFILE_MEASURED") == [profile()]
