@@ -53,7 +53,9 @@ def render_status(view: RunView, found: Sequence[Diagnosis]) -> RenderableType:
     if view.blueprints:
         parts.append(blueprint_table(view))
     if view.warnings:
-        parts.append(Group(Text("Newest warnings", style="bold"), *map(event_line, view.warnings)))
+        parts.append(
+            Group(Text("Newest warnings; what to act on is said above", style="bold"), *map(event_line, view.warnings))
+        )
     return Group(parts[0], *(piece for part in parts[1:] for piece in (Text(""), part)))
 
 

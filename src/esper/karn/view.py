@@ -117,7 +117,7 @@ class RunView:
     workers: dict[int, Cited[WorkerStateChanged]] = field(default_factory=dict)
     """The newest state of every worker that ever changed it."""
     warnings: deque[LoggedEvent] = field(default_factory=lambda: deque(maxlen=NUM_WARNINGS))
-    """What a person should have seen, newest last."""
+    """Of warning level or above, newest last; what a person should act on is in the verdict."""
 
     profile: Cited[ProfileMeasured] | None = None
     saved: Cited[CheckpointRecorded] | None = None

@@ -48,7 +48,10 @@ class Overview(Pane):
         self.query_one("#overview-curves", Static).update(curves)
         figures: list[RenderableType] = [render_figures(monitor.view, found[0].state, sparks=False)]
         if warnings := list(monitor.view.warnings)[-NUM_WARNINGS:]:
-            figures += [Text("Newest warnings; screen 5 has all", "bold"), *map(event_line, warnings)]
+            figures += [
+                Text("Newest warnings, all on screen 5; what to act on is said above", "bold"),
+                *map(event_line, warnings),
+            ]
         self.query_one("#overview-figures", Static).update(Group(*figures))
 
 

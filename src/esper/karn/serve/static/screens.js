@@ -91,7 +91,7 @@ function overviewScreen(at, context, overview) {
     roundCharts(context.section(at.run, "curves"), columns(context)),
     el("h2", null, "Now"),
     el("dl", { class: "figures" }, overview.figures.map(([name, text]) => [el("dt", null, name), el("dd", { class: "text" }, text)])),
-    el("h2", null, "Newest warnings"),
+    el("h2", null, "Newest warnings; what to act on is said above"),
     overview.warnings.length ? eventTable([...overview.warnings].reverse()) : el("p", { class: "note" }, "None."),
     overview.num_warnings > overview.warnings.length ? el("p", { class: "note" }, el("a", { href: context.link("run", at.run, "events") }, `all ${overview.num_warnings} warnings`)) : null,
     el("p", { class: "note text" }, `${overview.task ?? ""}, controller ${overview.controller ?? "-"}, seed ${overview.seed ?? "-"}, group ${overview.group ?? "-"}, attempt ${overview.attempt ?? "-"}, ${overview.folder}`),
