@@ -218,7 +218,7 @@ def _cnn(host: HostSpec, channels: list[int], pool: list[bool], kernel: list[int
 
 def blueprint_cases(task: TaskSpec, num_seeds: int) -> Iterator[Case]:
     """The bare host, and every blueprint in every slot beside its plain rival."""
-    from esper.evidence.static_networks import KeptSeed, StaticNetwork
+    from esper.evidence.static_networks import SeedChoice, StaticNetwork
     from esper.runtime.tasks import load_task_data
     from esper.simic.training.env_factory import task_layout
 
@@ -233,7 +233,7 @@ def blueprint_cases(task: TaskSpec, num_seeds: int) -> Iterator[Case]:
             if not card.fits:
                 continue
             name = f"{slot.slot_id} {key}"
-            kept = KeptSeed(slot=slot.slot_id, blueprint=key, blend="linear_fast")
+            kept = SeedChoice(slot=slot.slot_id, blueprint=key, blend="linear_fast")
             rival = plain_rival(task, slot, card)
             yield case(name, "seed", StaticNetwork(host=task.host, kept=(kept,)))
             yield case(name, "plain", StaticNetwork(host=rival, kept=()))
@@ -373,10 +373,10 @@ def started(start: Start) -> Iterator[None]:
 
 def newborn_cases(task: TaskSpec, num_seeds: int) -> Iterator[Case]:
     """The task's seeds built in from the start, and grown in every way."""
-    from esper.evidence.static_networks import KeptSeed, StaticNetwork
+    from esper.evidence.static_networks import SeedChoice, StaticNetwork
 
     grown = NEWBORNS[task.name]
-    kept = tuple(KeptSeed(slot=slot, blueprint=key, blend="linear_fast") for slot, key in grown)
+    kept = tuple(SeedChoice(slot=slot, blueprint=key, blend="linear_fast") for slot, key in grown)
     whole = StaticNetwork(host=task.host, kept=kept)
     yield Case(task=task, case="built in", variant="start", play=lambda: play_static(task, whole, num_seeds))
     for name, start in STARTS.items():

@@ -15,7 +15,7 @@ from esper.evidence.host_runs import PlantedSeed
 from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest, EvaluationSession
 from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
 from esper.evidence.runs import Evaluation
-from esper.evidence.static_networks import KeptSeed
+from esper.evidence.static_networks import SeedChoice
 from esper.evidence.summary import Summary, policy_ids, summarise
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
@@ -169,7 +169,7 @@ def write(
             policy_id=result.policy_id,
             run_seed=result.run_seed,
             host=HOST,
-            kept=(KeptSeed(slot="r0c0", blueprint="cnn.conv", blend="linear"),) if grown else (),
+            kept=(SeedChoice(slot="r0c0", blueprint="cnn.conv", blend="linear"),) if grown else (),
             lives=(life,) if grown else (),
         )
         curve = [

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from esper.evidence.host_runs import HostRunner
-from esper.evidence.static_networks import KeptSeed, StaticNetwork, can_widen, widened
+from esper.evidence.static_networks import SeedChoice, StaticNetwork, can_widen, widened
 from esper.leyline import EpisodeSeed
 from esper.runtime.tasks import TASKS, count_host_params, get_task_spec, load_task_data, override
 
@@ -16,8 +16,8 @@ def test_a_network_of_kept_seeds_trains_from_the_first_epoch() -> None:
     task = override(get_task_spec("digits_blind"), horizon=3, param_budget=900)
     data = load_task_data(task)
     kept = (
-        KeptSeed(slot="r0c0", blueprint="cnn.conv", blend="linear"),
-        KeptSeed(slot="r0c1", blueprint="cnn.depthwise", blend="gated"),
+        SeedChoice(slot="r0c0", blueprint="cnn.conv", blend="linear"),
+        SeedChoice(slot="r0c1", blueprint="cnn.depthwise", blend="gated"),
     )
     networks = {20_000: StaticNetwork(host=task.host, kept=kept), 20_001: StaticNetwork(host=task.host, kept=())}
     with HostRunner(task, data, networks=networks) as runner:

@@ -10,14 +10,7 @@ import pytest
 
 from esper.evidence.many_tasks import COLUMNS, score_runs
 from esper.evidence.studies import HeldOutOptions
-from esper.evidence.universal import (
-    UniversalPlan,
-    chosen_tasks,
-    collect_rows,
-    kept_by_host,
-    report_text,
-    run_universal,
-)
+from esper.evidence.universal import UniversalPlan, chosen_tasks, collect_rows, kept_by_host, report_text, run_universal
 from esper.runtime.nursery import heldout_list
 from esper.simic.run.session import start_new
 from esper.simic.training.config import preset, with_overrides

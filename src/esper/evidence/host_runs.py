@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from esper.evidence.static_networks import HostWorkerSpec, KeptSeed, StaticNetwork, build_host_worker
+from esper.evidence.static_networks import HostWorkerSpec, SeedChoice, StaticNetwork, build_host_worker
 from esper.kasmina import MorphogeneticModel, export_module
 from esper.leyline import (
     ActionExecutionResult,
@@ -66,12 +66,9 @@ OnEpoch = Callable[[ActionExecutionResult], None]
 
 
 @record
-class PlantedSeed:
+class PlantedSeed(SeedChoice):
     """One seed from planting to its end. Epochs count from 0; None: it did not come to that."""
 
-    slot: str
-    blueprint: str
-    blend: str
     params: int
     planted: int
     blended: int | None = None
@@ -129,10 +126,10 @@ class HostRun:
         return tuple(seeds.values())
 
     @property
-    def kept(self) -> tuple[KeptSeed, ...]:
+    def kept(self) -> tuple[SeedChoice, ...]:
         """The seeds of the committed network."""
         return tuple(
-            KeptSeed(slot=slot.spec.slot_id, blueprint=str(slot.blueprint), blend=slot.blend.name)
+            SeedChoice(slot=slot.spec.slot_id, blueprint=str(slot.blueprint), blend=slot.blend.name)
             for slot in self.model.all_slots()
             if slot.stage is SeedStage.FOSSILIZED and slot.blend is not None
         )

@@ -9,16 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from esper.evidence.arms import (
-    ALIASES,
-    ARMS,
-    DEFAULT_ARMS,
-    FRONTIER,
-    GREEDY,
-    EvaluationRequest,
-    Lineup,
-    line_up,
-)
+from esper.evidence.arms import ALIASES, ARMS, DEFAULT_ARMS, FRONTIER, GREEDY, EvaluationRequest, Lineup, line_up
 from esper.evidence.host_runs import task_with
 from esper.evidence.learning_checks import check_training
 from esper.evidence.manifest import (

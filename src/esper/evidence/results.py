@@ -18,7 +18,7 @@ import msgspec
 import pandas as pd
 
 from esper.evidence.host_runs import PlantedSeed
-from esper.evidence.static_networks import KeptSeed
+from esper.evidence.static_networks import SeedChoice
 from esper.leyline import record
 from esper.leyline.files import append_durable, cut_torn_line, loads_json, read_regular
 
@@ -101,7 +101,7 @@ class Topology:
     run_seed: int
     host: Mapping[str, Any]
     """Kind and arguments of the host."""
-    kept: tuple[KeptSeed, ...]
+    kept: tuple[SeedChoice, ...]
     lives: tuple[PlantedSeed, ...]
     """Every seed that was planted; its epochs count from 1 in files, as those of curves do."""
 

@@ -18,24 +18,12 @@ import pandas as pd
 
 from esper.evidence import limits
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, Arm, Lineup, get_arm
-from esper.evidence.host_runs import (
-    HostRun,
-    HostRunner,
-    PlantedSeed,
-    all_rows,
-    score_committed,
-    score_network,
-)
+from esper.evidence.host_runs import HostRun, HostRunner, PlantedSeed, all_rows, score_committed, score_network
 from esper.evidence.manifest import EvaluationManifest
 from esper.evidence.outside import grow_with_gromo
 from esper.evidence.results import CURVE_COLUMNS, OK, ResultStore, RunResult, Topology
 from esper.evidence.static_networks import StaticNetwork, read_host, static_family, widened
-from esper.leyline import (
-    EpisodeSeed,
-    LifecycleOp,
-    PolicyProtocol,
-    record,
-)
+from esper.leyline import EpisodeSeed, LifecycleOp, PolicyProtocol, record
 from esper.runtime.data.splits import Dataset, Split
 from esper.runtime.tasks import TaskSpec, count_host_params
 from esper.simic.client import FrozenPolicy

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+from esper.evidence.static_networks import SeedChoice
 from esper.leyline import BlueprintCard, LifecycleOp, derive_seed, get_blend, record
 from esper.tamiyo.controller import Setting, life_epochs
 from esper.tamiyo.schedule import ScheduleEntry
@@ -37,12 +38,9 @@ Score = Callable[[tuple[ScheduleEntry, ...], Sequence[int]], Sequence[float]]
 
 
 @record
-class SeedWish:
+class SeedWish(SeedChoice):
     """A seed that a schedule would like to grow."""
 
-    slot: str
-    blueprint: str
-    blend: str
     start: int
     extra_training: int
 

@@ -24,8 +24,8 @@ from esper.tolaria.runtime import Placement
 
 
 @record
-class KeptSeed:
-    """A seed of a committed network."""
+class SeedChoice:
+    """What is planted where, and how it enters."""
 
     slot: str
     blueprint: str
@@ -37,7 +37,7 @@ class StaticNetwork:
     """The network that a run starts with."""
 
     host: HostSpec
-    kept: tuple[KeptSeed, ...]
+    kept: tuple[SeedChoice, ...]
     """Seeds that are in it from the beginning, for good."""
 
 
@@ -82,7 +82,7 @@ def _recipe(recipe: EnvRecipe, host: HostSpec) -> EnvRecipe:
     return replace(recipe, task=task, context=replace(recipe.context, layout=layout, lifecycle=lifecycle))
 
 
-def _plant_for_good(model: MorphogeneticModel, kept: KeptSeed, seed: EpisodeSeed) -> None:
+def _plant_for_good(model: MorphogeneticModel, kept: SeedChoice, seed: EpisodeSeed) -> None:
     """A seed as part of the network, fully blended in: new weights, no training behind the host."""
     model.germinate(kept.slot, kept.blueprint, kept.blend, seed.derive(None, f"static:{kept.slot}"))
     slot = model.slot(kept.slot)

@@ -237,13 +237,17 @@ def _choose(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: O
     for params in settings:
         scores.append(statistics.fmean(tuner.scores(arm, params, range(share))))
         on_setting(f"{arm.name} {words_of(params)}: {scores[-1]:.4g}", share)
-    # The first of equals: the default, if it is among them.
-    best = max(range(len(settings)), key=scores.__getitem__)
+    return best_setting(settings, scores, share)
+
+
+def best_setting(settings: Sequence[dict[str, Any]], scores: Sequence[float], num_seeds: int) -> dict[str, Any]:
+    """What a tuned.json says of an arm, but for what it cost; the first setting is the default."""
+    best = max(range(len(settings)), key=scores.__getitem__)  # the first of equals: the default, if it is among them
     return {
         "chosen": settings[best],
         "score": scores[best],
         "default_score": scores[0],
-        "seeds_per_setting": share,
+        "seeds_per_setting": num_seeds,
         "tried": [{"params": params, "score": score} for params, score in zip(settings, scores, strict=True)],
     }
 

@@ -23,7 +23,7 @@ from esper.evidence.plan import prepare
 from esper.evidence.results import ResultStore
 from esper.evidence.search import BLENDS_TRIED
 from esper.evidence.studies import HeldOutOptions
-from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, candidates, tune, write_tuned
+from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, best_setting, candidates, tune, write_tuned
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.datasets import find_data
@@ -160,7 +160,9 @@ def tune_rules(numbers: Sequence[int], workers: Workers | int, log: Log) -> dict
             log(f"tuning {name} on {len(hosts.names)} draws of the nursery")
             settings = rule_settings(name)
             scores = [mean_gain(hosts.run(rule_on_all(name, params)), waiting) for params in settings]
-            arms[name] = _best(scores, settings, len(settings) * len(hosts.seeds))
+            episodes = len(settings) * len(hosts.seeds)
+            cost = {"asked_episodes": episodes, "episodes": episodes, "training_macs": 0}
+            arms[name] = {**best_setting(settings, scores, 1), **cost}
     return {
         "format": TUNED_FORMAT,
         "code": code_version(),
@@ -179,20 +181,6 @@ def rule_settings(name: str) -> list[dict[str, Any]]:
     grid = RULE_GRIDS[name]
     every = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
     return candidates(name, every, episodes=SEEDS_PER_SETTING * MAX_SETTINGS)
-
-
-def _best(scores: Sequence[float], settings: Sequence[dict[str, Any]], episodes: int) -> dict[str, Any]:
-    best = max(range(len(scores)), key=scores.__getitem__)  # the first of equals: the default, if it is among them
-    return {
-        "chosen": settings[best],
-        "score": scores[best],
-        "default_score": scores[0],
-        "seeds_per_setting": 1,
-        "tried": [{"params": params, "score": score} for params, score in zip(settings, scores, strict=True)],
-        "asked_episodes": episodes,
-        "episodes": episodes,
-        "training_macs": 0,
-    }
 
 
 # ---- rows and report

@@ -27,7 +27,7 @@ from esper.growth.tracing import SLOT
 from esper.kasmina.export import check_ending, to_program
 from esper.kasmina.layers import evaluating
 from esper.kasmina.persist import untied, write_file
-from esper.leyline import DEFAULT_LIFECYCLE, ModelFileError, SlotSpec
+from esper.leyline import DEFAULT_LIFECYCLE, ModelFileError
 
 
 class _Plain(nn.Module):
@@ -175,16 +175,7 @@ def _regrow(
         raise ModelFileError(f"{name!r} has grown already; load the weights into a fresh model")
     recorded = facts["site"]
     site = Site(**{**recorded, "path": tuple(recorded["path"]), "axes": tuple(recorded["axes"])})
-    spec = SlotSpec(
-        slot_id=facts["slot_id"],
-        segment_idx=site.order,
-        channels=site.channels,
-        positions=site.positions,
-        depth_share=site.depth_share,
-        mixing_before=None,
-        mixing_after=None,
-    )
-    slot = SiteSlot(site, spec, DEFAULT_LIFECYCLE)
+    slot = SiteSlot(site, site.slot_spec(facts["slot_id"]), DEFAULT_LIFECYCLE)
     slot.train(module.training)
     slot.set_facts(facts, *rebuild_seed(model, slot, facts, weights))
     module.add_module(SLOT, slot)

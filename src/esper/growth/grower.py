@@ -56,11 +56,11 @@ from esper.leyline import (
     SlotTransition,
     StepResult,
     TrainingSignals,
+    attribute,
     coalition_mask,
     derive_seed,
 )
 from esper.leyline.scale import MetricScale
-from esper.simic.training.counterfactual_eval import attribute
 from esper.tamiyo.masks import observe
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.governor import LabelFacts, TolariaGovernor, Verdict

@@ -13,9 +13,8 @@ from esper.growth.network import AttachedNetwork
 from esper.growth.objective import Score
 from esper.growth.validation import Evaluate, Validation
 from esper.kasmina.layers import evaluating
-from esper.leyline import CoalitionTable, SeedStage, coalitions_to_measure, full_coalition, record
+from esper.leyline import CoalitionTable, SeedStage, attribute, coalitions_to_measure, full_coalition, record
 from esper.leyline.scale import MetricScale, infer_scale
-from esper.simic.training.counterfactual_eval import attribute
 
 
 @record

@@ -21,7 +21,7 @@ from esper.kasmina.layers import evaluating
 from esper.kasmina.layout import count_macs, make_layout, mixing_of, strongest_mixing
 from esper.kasmina.network import SeedOptimizer
 from esper.kasmina.slot import SeedSlot
-from esper.leyline import LifecycleConfig, SeedStage, SlotSpec
+from esper.leyline import LifecycleConfig, SeedStage
 
 SAMPLE_ROWS = 2
 
@@ -71,17 +71,8 @@ class AttachedNetwork(GrowingNetwork):
         self._host = dict(model.named_parameters())
         with evaluating(model):
             calls = trace(model, self.run_sample)
-        mixing = [_mixing_around(site.name, calls) for site in sites.chosen]
         specs = [
-            SlotSpec(
-                slot_id=f"r0c{position}",
-                segment_idx=site.order,
-                channels=site.channels,
-                positions=site.positions,
-                depth_share=site.depth_share,
-                mixing_before=mixing[position][0],
-                mixing_after=mixing[position][1],
-            )
+            site.slot_spec(f"r0c{position}", *_mixing_around(site.name, calls))
             for position, site in enumerate(sites.chosen)
         ]
         kinds = [site.kind for site in sites.chosen]

@@ -21,7 +21,7 @@ from esper.growth.dataflow import DataFlow
 from esper.growth.structure import Path, first_rows, map_tensors, num_rows, pick, put, tensors
 from esper.growth.tracing import SLOT, Call, trace
 from esper.kasmina.layers import evaluating
-from esper.leyline import record
+from esper.leyline import SlotSpec, record
 
 MIN_CHANNELS = 4
 """Narrower features have next to nothing that a seed could work with."""
@@ -63,6 +63,18 @@ class Site:
     """False if a norm, an activation or a dropout of the same layer follows."""
     is_cut: bool
     """True if the inputs it depends on reach the output through here alone; False if a shortcut leads around it."""
+
+    def slot_spec(self, slot_id: str, mixing_before: str | None = None, mixing_after: str | None = None) -> SlotSpec:
+        """A slot here, as controllers see it."""
+        return SlotSpec(
+            slot_id=slot_id,
+            segment_idx=self.order,
+            channels=self.channels,
+            positions=self.positions,
+            depth_share=self.depth_share,
+            mixing_before=mixing_before,
+            mixing_after=mixing_after,
+        )
 
     def canonical(self, features: Tensor) -> Tensor:
         """The features with their axes in the order of their kind."""

@@ -23,15 +23,7 @@ from esper.growth.tracing import SLOT
 from esper.kasmina.blueprints import Residual
 from esper.kasmina.network import build_seed
 from esper.kasmina.slot import GateNetwork
-from esper.leyline import (
-    ActionOutcome,
-    ActionSpec,
-    EpochReport,
-    ModelFileError,
-    SeedStage,
-    TrainingSignals,
-    record,
-)
+from esper.leyline import ActionOutcome, ActionSpec, EpochReport, ModelFileError, SeedStage, TrainingSignals, record
 from esper.leyline.scale import MetricScale
 from esper.tolaria.governor import GovernorMemory
 

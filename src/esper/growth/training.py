@@ -163,7 +163,10 @@ def _make_scheduler(optimizer: torch.optim.Optimizer, settings: GrowthSettings) 
     wanted = settings.scheduler
     if wanted is not None:
         return wanted if hasattr(wanted, "step") else wanted(optimizer)
-    if settings.optimizer is not None:
-        return None
+    return None if settings.optimizer is not None else cosine(optimizer, settings.epochs)
+
+
+def cosine(optimizer: torch.optim.Optimizer, epochs: int) -> CosineAnnealingLR:
+    """A learning rate that falls along a cosine to a share of what it is now."""
     lowest = FINAL_LR_FACTOR * optimizer.param_groups[0]["lr"]
-    return CosineAnnealingLR(optimizer, settings.epochs, eta_min=lowest)
+    return CosineAnnealingLR(optimizer, epochs, eta_min=lowest)

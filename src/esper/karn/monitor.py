@@ -16,14 +16,7 @@ from esper.karn.history import RunHistory, SeedTimeline
 from esper.karn.process import Heartbeat, UnreadableStatus, read_heartbeat
 from esper.karn.replay import RECENT_BYTES, BadLine, Follower, LogItem, PassedOver, find_run, log_bytes
 from esper.karn.view import Cited, RunView, known
-from esper.leyline import (
-    ActionTaken,
-    ChoiceStats,
-    CoalitionMeasured,
-    EpochCompleted,
-    GateEvaluated,
-    LoggedEvent,
-)
+from esper.leyline import ActionTaken, ChoiceStats, CoalitionMeasured, EpochCompleted, GateEvaluated, LoggedEvent
 
 STEP_BYTES = 500_000
 """Read between two looks at the clock."""

@@ -6,7 +6,8 @@ from esper.leyline.actions import (
     heads_used_by
 )
 from esper.leyline.coalitions import (
-    coalition_mask, coalitions_to_measure, contribution, full_coalition, interaction, interaction_sum, shapley, solo
+    attribute, attribution, coalition_mask, coalitions_to_measure, contribution, full_coalition, interaction,
+    interaction_sum, shapley, solo
 )
 from esper.leyline.env_payloads import (
     ActionTaken, CoalitionMeasured, CoalitionRow, EpisodeCompleted, EpochCompleted, EpochScores, GateEvaluated,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from esper.leyline.records import CoalitionTable
+from esper.leyline.slots import Attribution
 
 MAX_EXACT_PLAYERS = 3
 """Up to this many players every coalition is measured."""
@@ -74,6 +75,21 @@ def shapley(values: Mapping[int, float], num_players: int) -> tuple[float, ...] 
     if any(mask not in values for mask in range(full_coalition(num_players) + 1)):
         return None
     return tuple(_shapley(values, num_players, player) for player in range(num_players))
+
+
+def attribution(values: Mapping[int, float], num_players: int, player: int) -> Attribution:
+    """What one player is worth."""
+    return Attribution(
+        contribution_pp=contribution(values, num_players, player),
+        solo_pp=solo(values, player),
+        interaction_pp=interaction_sum(values, num_players, player),
+    )
+
+
+def attribute(table: CoalitionTable, values: Mapping[int, float]) -> dict[str, Attribution]:
+    """What each seed of the table is worth, by slot id."""
+    count = len(table.slot_ids)
+    return {slot_id: attribution(values, count, player) for player, slot_id in enumerate(table.slot_ids)}
 
 
 def _difference(values: Mapping[int, float], mask: int, baseline: int) -> float | None:

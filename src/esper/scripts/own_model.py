@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +16,6 @@ from esper.leyline.references import load_function
 from esper.scripts.terminal import plain_console
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 DEFAULT_EPOCHS = 20
@@ -45,12 +45,16 @@ class TrainingFlags:
 
     def arguments(self) -> dict[str, Any]:
         """How a model of the user's own is trained: arguments of `grow` and `compare`."""
+        import torch
+
+        from esper.growth.training import cosine
+
         epochs = DEFAULT_EPOCHS if self.epochs is None else self.epochs
         return {
             "budget": self.budget,
             "epochs": epochs,
-            "optimizer": adamw_maker(self.lr),
-            "scheduler": cosine(epochs),
+            "optimizer": partial(torch.optim.AdamW, lr=self.lr),
+            "scheduler": partial(cosine, epochs=epochs),
             "sites": list(self.sites) or "auto",
             "batch_size": self.batch_size,
             "seed": self.seed,
@@ -98,26 +102,6 @@ def checked_model(found: Any, where: str) -> nn.Module:
     if not isinstance(found, nn.Module):
         raise ValueError(f"{where} must return a torch.nn.Module, got {type(found).__name__}")
     return found
-
-
-def adamw_maker(lr: float) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
-    """A maker of optimizers."""
-    import torch
-
-    return lambda params: torch.optim.AdamW(params, lr=lr)
-
-
-def cosine(epochs: int) -> Callable[[torch.optim.Optimizer], Any]:
-    """A maker of schedules that fall over so many epochs."""
-    import torch
-
-    from esper.leyline import FINAL_LR_FACTOR
-
-    def make(optimizer: torch.optim.Optimizer) -> Any:
-        lowest = FINAL_LR_FACTOR * optimizer.param_groups[0]["lr"]
-        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs, eta_min=lowest)
-
-    return make
 
 
 def show_sites(own: OwnModel, how: TrainingFlags) -> None:

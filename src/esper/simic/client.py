@@ -42,14 +42,7 @@ from esper.simic.rewards.groups import group_scales, twin_scales
 from esper.simic.training.action_execution import action_indices, parse_sampled_action
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.episode_rewards import EpisodeRewards, StepReward, price_step
-from esper.tamiyo.features import (
-    CARD_COLUMNS,
-    GLOBAL_COLUMNS,
-    OFFER_COLUMNS,
-    SEES,
-    SLOT_COLUMNS,
-    card_rows,
-)
+from esper.tamiyo.features import CARD_COLUMNS, GLOBAL_COLUMNS, OFFER_COLUMNS, SEES, SLOT_COLUMNS, card_rows
 from esper.tamiyo.masks import wait_only_masks
 
 OWN_CHOICE = ("blueprints", "seen_columns")

@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from esper.leyline import (
-    TRANSITIONS,
-    Action,
-    ActionSpec,
-    HostLayout,
-    LifecycleOp,
-    SeedStage,
-    record,
-)
+from esper.leyline import TRANSITIONS, Action, ActionSpec, HostLayout, LifecycleOp, SeedStage, record
 from esper.tamiyo.controller import Controller, Setting, Situation, check_names
 
 

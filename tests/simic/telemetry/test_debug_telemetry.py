@@ -9,11 +9,7 @@ import torch
 from torch import nn
 
 from esper.leyline import THRESHOLDS, LayerGradientStats
-from esper.simic.telemetry.debug_telemetry import (
-    check_numerical_stability,
-    collect_per_layer_gradients,
-    odd_ratios,
-)
+from esper.simic.telemetry.debug_telemetry import check_numerical_stability, collect_per_layer_gradients, odd_ratios
 from esper.simic.telemetry.emitters import aggregate_layer_gradient_health, compute_grad_norm_surrogate
 
 

@@ -15,15 +15,7 @@ import torch
 
 from esper.kasmina import SeedSlot
 from esper.kasmina.hosts import HostSpec
-from esper.leyline import (
-    BLENDS,
-    DEFAULT_LIFECYCLE,
-    Cause,
-    EpisodeSeed,
-    OptimSpec,
-    SeedStage,
-    lr_factor,
-)
+from esper.leyline import BLENDS, DEFAULT_LIFECYCLE, Cause, EpisodeSeed, OptimSpec, SeedStage, lr_factor
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
 from esper.simic.training.env_factory import build_worker, make_worker_spec
 from esper.simic.training.epoch_metrics import plan_coalitions

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from esper.leyline import (
-    BLENDS,
-    OPS,
-    ActionExecutionResult,
-    ActionSpec,
-    LifecycleOp,
-    SeedStage,
-    wait,
-)
+from esper.leyline import BLENDS, OPS, ActionExecutionResult, ActionSpec, LifecycleOp, SeedStage, wait
 from esper.simic.training.action_execution import execute_actions, observe_reset, parse_sampled_action
 from esper.simic.training.batch_ops import batch_signals_to_features
 from esper.simic.training.env_factory import build_worker

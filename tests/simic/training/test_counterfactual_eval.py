@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from esper.kasmina import BLUEPRINTS, HostSpec
-from esper.leyline import BLENDS, CoalitionTable, SeedStage, wait
+from esper.leyline import BLENDS, CoalitionTable, SeedStage, attribute, wait
 from esper.runtime.tasks import TaskSpec, get_task_spec
-from esper.simic.training.counterfactual_eval import attribute, points
+from esper.simic.training.counterfactual_eval import points
 from esper.simic.training.epoch_metrics import (
     VALIDATION,
     measure,

@@ -6,12 +6,7 @@ from hypothesis import strategies as st
 
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.runner import (
-    UpdatesFailed,
-    calculate_entropy_anneal_steps,
-    check_updates,
-    run_ppo_updates,
-)
+from esper.simic.training.runner import UpdatesFailed, calculate_entropy_anneal_steps, check_updates, run_ppo_updates
 
 
 @given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 200), st.floats(0.01, 1.0))

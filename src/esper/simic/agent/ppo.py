@@ -31,14 +31,7 @@ from esper.simic.agent.policy import LSTMState
 from esper.simic.agent.ppo_update import UpdateSettings, observation_health, run_epochs, skipped_metrics
 from esper.simic.agent.sampling import Choice, Exploration, choose, join_choices
 from esper.simic.agent.tamiyo_buffer import TamiyoRolloutBuffer
-from esper.simic.agent.tamiyo_inputs import (
-    OP,
-    Cards,
-    EnvGroup,
-    Observation,
-    RolloutInputs,
-    one_step,
-)
+from esper.simic.agent.tamiyo_inputs import OP, Cards, EnvGroup, Observation, RolloutInputs, one_step
 from esper.simic.agent.tamiyo_network import ColumnNorm, NetworkShape, TamiyoNetwork
 from esper.simic.agent.types import ActionDict, HeadLogProbs, PPOUpdateMetrics
 

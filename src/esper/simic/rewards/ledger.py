@@ -10,15 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from esper.leyline import (
-    ActionOutcome,
-    EpochReport,
-    LifecycleOp,
-    SlotReport,
-    contribution,
-    full_coalition,
-    record,
-)
+from esper.leyline import ActionOutcome, EpochReport, LifecycleOp, SlotReport, contribution, full_coalition, record
 from esper.simic.rewards.types import Ledger, RewardConfig, SlotLedger, coalition_points
 
 MARKS = 3

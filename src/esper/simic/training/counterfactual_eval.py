@@ -12,7 +12,6 @@ import torch
 
 from esper.kasmina import EpochMeasurement, end_epoch
 from esper.leyline import (
-    Attribution,
     CoalitionTable,
     EpochReport,
     GovernorState,
@@ -23,11 +22,9 @@ from esper.leyline import (
     SlotReport,
     TelemetryEvent,
     TelemetryEventType,
+    attribute,
     coalition_mask,
-    contribution,
-    interaction_sum,
     make_event,
-    solo,
 )
 from esper.runtime.tasks import TaskSpec
 from esper.simic.rewards.types import family_points
@@ -54,19 +51,6 @@ def process_fused_val_batch(env: ParallelEnvState, batch: Batch) -> None:
 def points(task: TaskSpec, table: CoalitionTable) -> Mapping[int, float]:
     """Points of every measured coalition, in the task's metric."""
     return family_points(table, "loss" if task.metric == "loss" else "contribution", task.chance_loss)
-
-
-def attribute(table: CoalitionTable, values: Mapping[int, float]) -> dict[str, Attribution]:
-    """What each seed of the table is worth, by slot id."""
-    count = len(table.slot_ids)
-    return {
-        slot_id: Attribution(
-            contribution_pp=contribution(values, count, player),
-            solo_pp=solo(values, player),
-            interaction_pp=interaction_sum(values, count, player),
-        )
-        for player, slot_id in enumerate(table.slot_ids)
-    }
 
 
 # ---- the report

@@ -10,6 +10,7 @@ from esper.leyline import (
     TRANSITIONS,
     ActionOutcome,
     ActionSpec,
+    Attribution,
     Cause,
     CoalitionTable,
     EpisodeSeed,
@@ -23,14 +24,13 @@ from esper.leyline import (
     SlotReport,
     SlotTransition,
     TelemetryEventType,
+    as_keywords,
+    attribution,
     coalition_mask,
-    contribution,
     full_coalition,
     gate_germinate,
     gate_hold,
-    interaction_sum,
     record,
-    solo,
     transition_event,
 )
 from esper.tamiyo.masks import SEED_GATES
@@ -49,6 +49,8 @@ SNAPSHOT_EVERY = 5
 TARGET_STAGE: Mapping[LifecycleOp, SeedStage] = {
     move.op: move.target for move in TRANSITIONS.values() if move.op is not None
 }
+
+NOT_BLENDED = Attribution(contribution_pp=None, solo_pp=None, interaction_pp=None)
 
 
 @record
@@ -263,7 +265,11 @@ class SimulatedEnv:
         train_accuracy = self._train_accuracy(table)
         seeded, auditions = slot.stage.has_seed, slot.stage is SeedStage.TRAINING
         plays = slot.slot_id in table.slot_ids
-        contribution_pp, solo_pp, interaction_pp = _worth(table, slot.slot_id) if plays else (None, None, None)
+        worth = (
+            attribution(table.accuracy_pct, len(table.slot_ids), table.slot_ids.index(slot.slot_id))
+            if plays
+            else NOT_BLENDED
+        )
         return SlotReport(
             slot_id=slot.slot_id,
             seed_id=slot.seed_id,
@@ -283,21 +289,13 @@ class SimulatedEnv:
             residual_ratio=0.1 if auditions else None,
             gradients_finite=True if seeded else None,
             live_fraction=1.0 if seeded else None,
-            contribution_pp=contribution_pp,
+            **as_keywords(worth),
             contribution_alpha=slot.alpha if plays else None,
             contribution_topology=self.topology_version if plays else None,
             topology_version=self.topology_version,
-            solo_pp=solo_pp,
-            interaction_pp=interaction_pp,
             grad_health=None,
             grad_ratio=1.0 if seeded else None,
         )
-
-
-def _worth(table: CoalitionTable, slot_id: str) -> tuple[float | None, float | None, float | None]:
-    """(contribution, solo, interaction) of one player, in points."""
-    points, count, player = table.accuracy_pct, len(table.slot_ids), table.slot_ids.index(slot_id)
-    return contribution(points, count, player), solo(points, player), interaction_sum(points, count, player)
 
 
 def _outcome(action: ActionSpec, *, applied: bool) -> ActionOutcome:
