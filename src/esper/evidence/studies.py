@@ -85,8 +85,8 @@ STUDIES: dict[str, Study] = {
         epochs=12,
         rows=2_000,
         seeds=10,
-        tune_episodes=32,
-        search_episodes=64,
+        tune_episodes=64,
+        search_episodes=128,
     ),
     "frontier-pydoc": replace(
         _FRONTIER,
@@ -97,7 +97,7 @@ STUDIES: dict[str, Study] = {
         subject="largest",
         epochs=None,
         seeds=5,
-        tune_episodes=8,
+        tune_episodes=16,
     ),
     "digits_conv": Study(description="a small sighted host with some room to grow", preset="digits_conv"),
     UNIVERSAL: Study(
