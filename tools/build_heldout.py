@@ -14,7 +14,7 @@ import esper.runtime
 from esper.leyline import derive_seed
 from esper.runtime import nursery
 from esper.runtime.nursery import HELD_OUT, HELD_OUT_FILE, MAX_BLOCKS, MAX_BUDGET, MAX_TRIES, NEVER_OFFERED
-from esper.runtime.tasks import TaskSpec
+from esper.runtime.tasks import TaskSpec, adamw_spec
 
 HELD_OUT_KINDS: tuple[tuple[str, int], ...] = (
     ("fashion", 16),
@@ -75,7 +75,7 @@ def _photos(rng: random.Random, data: str, number: int) -> TaskSpec:
     return replace(
         draft,
         data=data,
-        optimizer=nursery.adamw_spec(nursery.log_uniform(rng, 3e-3, 1e-2)),
+        optimizer=adamw_spec(nursery.log_uniform(rng, 3e-3, 1e-2)),
         horizon=horizon,
         batch_size=50,
         val_samples=800,

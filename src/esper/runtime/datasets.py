@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from esper.leyline import DataNotFound, check_known, record
 from esper.runtime.data import cifar, digits, fashion, text
-from esper.runtime.data.splits import Content, Dataset, OpenContent
+from esper.runtime.data.splits import Content, Dataset
 from esper.runtime.data.variants import DataVariant, vary
 
 USUAL_FOLDER = "data"
@@ -219,14 +218,7 @@ def load_dataset(
     reread = partial(source.read, status.place, *(() if context is None else (context,)))
     if variant is not None:
         reread = partial(_read_varied, reread, variant)
-    content = reread()
-    return Dataset(
-        **{field.name: getattr(content, field.name) for field in fields(OpenContent)},
-        name=name,
-        place=str(status.place),
-        num_test=len(content.test),
-        reread=reread,
-    )
+    return Dataset.load(name, str(status.place), reread)
 
 
 def _read_varied(read: Callable[[], Content], variant: DataVariant) -> Content:

@@ -19,15 +19,13 @@ from importlib.resources import files
 from typing import Any
 
 import msgspec
-import torch
 
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.kasmina.layers import generator_for
 from esper.kasmina.layout import host_layout, slot_specs
 from esper.leyline import DEFAULT_LIFECYCLE, OptimSpec, derive_seed, record
 from esper.runtime.data.variants import DataVariant, describe_variant
-from esper.runtime.datasets import get_source
-from esper.runtime.tasks import TASKS, TaskSpec, check_task, count_host_params
+from esper.runtime.tasks import TASKS, TaskSpec, adamw_spec, blank_rows, check_task, count_host_params
 
 NURSERY, HELD_OUT = "nursery", "heldout"
 VALIDATION = 1_000_000
@@ -343,11 +341,6 @@ def draw_cnn(
     return HostSpec(kind="cnn", kwargs=kwargs)
 
 
-def adamw_spec(lr: float) -> OptimSpec:
-    """AdamW along a cosine."""
-    return OptimSpec(kind="adamw", lr=lr, weight_decay=0.01, momentum=0.0, schedule="cosine")
-
-
 def _optimizer(rng: random.Random) -> OptimSpec:
     if rng.random() < 0.2:
         lr, schedule = log_uniform(rng, 0.02, 0.2), rng.choice(("cosine", "constant"))
@@ -409,8 +402,7 @@ def _choices(rng: random.Random, host: Host, must_offer: str | None) -> tuple[tu
 
 def _smallest_seed(host: Host, draft: TaskSpec, slots: Sequence[str], blueprints: Sequence[str]) -> float:
     """Parameters of the smallest seed that fits; a budget below it would leave nothing to decide."""
-    shape = get_source(draft.data).row_shape
-    sample = torch.zeros((2, draft.context or 1), dtype=torch.int64) if shape is None else torch.zeros((2, *shape))
+    sample = blank_rows(draft)
     layout = host_layout(host, sample, slot_specs(host, sample, slots), blueprints)
     return min((card.added_params("add") for cards in layout.cards for card in cards if card.fits), default=math.inf)
 

@@ -7,7 +7,6 @@ controllers is said by a `MetricScale`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from esper.kasmina.hosts import HostSpec
 from esper.leyline.references import load_function, name_of
-from esper.runtime.data.splits import Content, Dataset, OpenContent, Split, digest, make_content
+from esper.runtime.data.splits import Content, Dataset, Split, digest, make_content
 
 
 def user_host(make: Callable[..., Any] | str, topology: str) -> HostSpec:
@@ -35,14 +34,7 @@ def load_own_data(where: str) -> Dataset:
     Raises:
         ValueError: It returns something else.
     """
-    content = read_own_data(where)
-    return Dataset(
-        **{field.name: getattr(content, field.name) for field in fields(OpenContent)},
-        name=where,
-        place=where,
-        num_test=len(content.test),
-        reread=partial(read_own_data, where),
-    )
+    return Dataset.load(where, where, partial(read_own_data, where))
 
 
 def read_own_data(where: str) -> Content:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from esper.kasmina.blueprints import blueprints_for, get_blueprint
 from esper.kasmina.hosts import Host, HostSpec, build_host
@@ -130,7 +131,8 @@ def _transformer(*, dim: int, heads: int, layers: int, ff: int, context: int) ->
     return HostSpec(kind="transformer", kwargs=kwargs)
 
 
-def _adamw(lr: float) -> OptimSpec:
+def adamw_spec(lr: float) -> OptimSpec:
+    """AdamW along a cosine."""
     return OptimSpec(kind="adamw", lr=lr, weight_decay=0.01, momentum=0.0, schedule="cosine")
 
 
@@ -150,7 +152,7 @@ _DIGITS_MLP = TaskSpec(
     val_samples=None,
     val_chunk_rows=512,
     horizon=40,
-    optimizer=_adamw(1e-2),
+    optimizer=adamw_spec(1e-2),
     lifecycle=DEFAULT_LIFECYCLE,
     augment=None,
     channels_last=False,
@@ -176,7 +178,7 @@ _PYDOC_LM = replace(
     val_samples=256,
     val_chunk_rows=64,
     horizon=15,
-    optimizer=_adamw(3e-3),
+    optimizer=adamw_spec(3e-3),
 )
 _FASHION_TINY = replace(
     _DIGITS_MLP,
@@ -189,7 +191,7 @@ _FASHION_TINY = replace(
     samples_per_epoch=10_000,
     val_samples=2_000,
     val_chunk_rows=250,
-    optimizer=_adamw(5e-3),
+    optimizer=adamw_spec(5e-3),
     channels_last=True,
 )
 _CIFAR_BASELINE = replace(
@@ -214,7 +216,7 @@ TASKS: dict[str, TaskSpec] = {
             description="capacity-limited: a linear host that gains from hidden units",
             host=_mlp(),
             slots=("r0c0",),
-            optimizer=_adamw(3e-2),
+            optimizer=adamw_spec(3e-2),
         ),
         replace(
             _DIGITS_MLP, name="digits_saturated", description="saturated: the right answer is to wait", host=_mlp(64)
@@ -270,7 +272,7 @@ TASKS: dict[str, TaskSpec] = {
             val_samples=512,
             val_chunk_rows=32,
             horizon=50,
-            optimizer=_adamw(3e-4),
+            optimizer=adamw_spec(3e-4),
         ),
     )
 }
@@ -387,18 +389,27 @@ def check_task(spec: TaskSpec) -> None:
         raise ValueError(f"channels_last is for cnn hosts; the host of {spec.name} is of kind {spec.host.kind!r}")
     host = _outline(spec.host)
     _check_growth(spec, host)
-    if source.row_shape is not None:
-        sample = torch.zeros((2, *source.row_shape))
-    else:
-        assert spec.context is not None
-        sample = torch.zeros((2, spec.context), dtype=torch.int64)
-    try:
-        with torch.no_grad():
-            out = host.eval()(sample)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"the host of {spec.name} cannot take rows of {tuple(sample.shape[1:])}: {error}") from error
+    out = _run_host(spec, host, blank_rows(spec))
     if spec.loss is None and out.shape[-1] != spec.num_classes:
         raise ValueError(f"{spec.name} has {spec.num_classes} classes, its host puts out {out.shape[-1]}")
+
+
+def blank_rows(spec: TaskSpec) -> Tensor:
+    """Two rows of the shape that a task's bundled data has."""
+    shape = get_source(spec.data).row_shape
+    if shape is not None:
+        return torch.zeros((2, *shape))
+    assert spec.context is not None
+    return torch.zeros((2, spec.context), dtype=torch.int64)
+
+
+def _run_host(spec: TaskSpec, host: Host, rows: Tensor) -> Tensor:
+    try:
+        with torch.no_grad():
+            outputs: Tensor = host.eval()(rows)
+            return outputs
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"the host of {spec.name} cannot take rows of {tuple(rows.shape[1:])}: {error}") from error
 
 
 def _check_growth(spec: TaskSpec, host: Host) -> None:
@@ -438,13 +449,8 @@ def _own_rows(spec: TaskSpec, dataset: Dataset) -> Dataset:
     """The user's data for the user's task: the host, the loss and the metric are tried on two rows."""
     classes = dataset.num_classes if spec.loss is None else spec.num_classes
     rows = task_rows(spec, replace(dataset, num_classes=classes))
-    sample, targets = rows.train.inputs[:2], rows.train.targets[:2]
-    try:
-        with torch.no_grad():
-            outputs = _outline(spec.host).eval()(sample)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"the host of {spec.name} cannot take rows of {tuple(sample.shape[1:])}: {error}") from error
-    check_own_functions(spec.name, spec.loss, spec.metric, outputs, targets)
+    outputs = _run_host(spec, _outline(spec.host), rows.train.inputs[:2])
+    check_own_functions(spec.name, spec.loss, spec.metric, outputs, rows.train.targets[:2])
     return rows
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,13 @@ class Dataset(OpenContent):
     num_test: int
     reread: Callable[[], Content]
     """Reads the source again. Only `open_test` calls it."""
+
+    @classmethod
+    def load(cls, name: str, place: str, read: Callable[[], Content]) -> Dataset:
+        """Reads a source and lets go of its test rows."""
+        content = read()
+        known = {field.name: getattr(content, field.name) for field in fields(OpenContent)}
+        return cls(**known, name=name, place=place, num_test=len(content.test), reread=read)
 
     @property
     def split_sizes(self) -> dict[str, int]:
