@@ -89,7 +89,7 @@ def test_cartpole_is_solved_within_300_000_steps(run_seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "telemetry", "coalitions", "engine"])
-def test_a_file_that_cannot_be_written_is_told_before_the_work(
+def test_a_file_that_cannot_be_written_is_reported_before_the_work(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
@@ -165,8 +165,8 @@ def test_rivals_run_in_the_same_command_where_they_are_installed(
         done = ran(monkeypatch, *flags)
         assert {(env, learner) for learner, env in done} == own | others
         assert len(done) == len(own) + 2 + len(others), "two seeds of Esper's learner with memory, one of the rest"
-        told = "sb3-contrib is not installed" in capsys.readouterr().out
-        assert told is not installed
+        reported = "sb3-contrib is not installed" in capsys.readouterr().out
+        assert reported is not installed
 
 
 def play(env: CueRecall, seed: int, *, remembers: bool) -> float:

@@ -72,7 +72,7 @@ def test_the_report_names_all_that_a_reader_must_know(published: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_lost_row_is_told_and_invalid(tmp_path: Path) -> None:
+def test_a_lost_row_is_reported_and_invalid(tmp_path: Path) -> None:
     write(tmp_path, FOUND, rows(FOUND, MEANS)[1:])
     published = publish(tmp_path, tmp_path)
     assert published.verdicts[0].outcome is ClaimOutcome.INVALID

@@ -38,7 +38,7 @@ def test_it_can_be_made_again_from_the_folder(published: Path, tmp_path: Path) -
     assert (tmp_path / "again.html").read_bytes() == (published / "report.html").read_bytes()
 
 
-def test_figures_that_are_missing_are_told(tmp_path: Path) -> None:
+def test_figures_that_are_missing_are_reported(tmp_path: Path) -> None:
     write(tmp_path, FOUND, rows(FOUND, MEANS))
     page = Page(report_page(tmp_path))
     assert page.sources == []

@@ -187,9 +187,9 @@ def test_the_table_shows_the_lowest_and_the_highest_agent(
     main(["sandbox", "--seeds", "3", "--only", "coin"])
     assert "0.75 to 2.75" in capsys.readouterr().out
     main(["sandbox", "--seeds", "1", "--only", "coin"])
-    told = capsys.readouterr().out
-    assert "1.75" in told
-    assert " to " not in told
+    reported = capsys.readouterr().out
+    assert "1.75" in reported
+    assert " to " not in reported
     nothing = replace(result(0), reached=None)
     monkeypatch.setattr(sandbox_training, "run_sandbox", lambda sandbox, run_seed, after_round, **where: nothing)
     main(["sandbox", "--seeds", "2", "--only", "coin"])
@@ -204,11 +204,11 @@ def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsy
     )
     monkeypatch.setenv("COLUMNS", "80")
     main(["sandbox", "--seeds", "2"])
-    told = capsys.readouterr().out
-    assert "…" not in told
-    assert max(map(len, told.splitlines())) <= 80
-    assert told.count("-4.65 to 1.75") == len(SANDBOXES)
-    assert "-0.00" not in told
+    reported = capsys.readouterr().out
+    assert "…" not in reported
+    assert max(map(len, reported.splitlines())) <= 80
+    assert reported.count("-4.65 to 1.75") == len(SANDBOXES)
+    assert "-0.00" not in reported
 
 
 def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,8 +220,8 @@ def test_only_without_a_name_is_refused(monkeypatch: pytest.MonkeyPatch, capsys:
     assert stopped.value.code == 2
     assert "--only needs the name of a sandbox. Known: decoy, coin" in capsys.readouterr().err
     main(["sandbox", "--seeds", "1", "--only", "coin", "cue"])
-    told = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "passed," in line]
-    assert told == ["coin", "cue"]
+    reported = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "passed," in line]
+    assert reported == ["coin", "cue"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

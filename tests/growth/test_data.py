@@ -234,7 +234,7 @@ def test_what_cannot_be_trained_is_refused(output: Tensor, batch: Any, message: 
         Objective(Fixed(output.clone()), batch)
 
 
-def test_data_that_does_not_fit_the_model_is_told_with_its_shape() -> None:
+def test_data_that_does_not_fit_the_model_is_reported_with_its_shape() -> None:
     with pytest.raises(
         ValueError, match=r"Linear cannot run on a batch of float32 \(10, 2\), int64 \(10,\): mat1 and mat2"
     ):

@@ -71,21 +71,21 @@ def end(run):
 def test_an_interrupt_finishes_the_round_on_both_sides_and_saves_both(tmp_path, at_step, capfd):
     at_step(2 * EPOCHS + 2, signal.SIGINT)  # in the second round of the first side
     assert compare(tmp_path, "--rounds", 50) == 130
-    told = capfd.readouterr()
-    assert "stopping after this round" in told.err
-    assert "sparse - shaped" in told.out
+    reported = capfd.readouterr()
+    assert "stopping after this round" in reported.err
+    assert "sparse - shaped" in reported.out
     for side in sides(tmp_path):
         assert end(side) == ("interrupted", 2)
         assert saved(side) == [1, 2]
-        assert f"esper train --resume {side}" in told.out
+        assert f"esper train --resume {side}" in reported.out
 
 
 def test_a_termination_request_saves_the_boundary_that_each_side_has(tmp_path, at_step, capfd):
     at_step(5 * EPOCHS + 2, signal.SIGTERM)  # in the third round of the second side
     assert compare(tmp_path, "--rounds", 50) == 143
-    told = capfd.readouterr()
-    assert "stopping now" in told.err
-    assert "Traceback" not in told.err
+    reported = capfd.readouterr()
+    assert "stopping now" in reported.err
+    assert "Traceback" not in reported.err
     shaped, sparse = sides(tmp_path)
     assert (end(shaped), end(sparse)) == (("interrupted", 3), ("interrupted", 2))
     assert (saved(shaped), saved(sparse)) == ([1, 3], [1, 2])
@@ -151,25 +151,25 @@ def test_a_loss_on_either_side_stops_the_comparison(tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr(vectorized, "TelemetryHub", Lossy)
     assert compare(tmp_path, "--rounds", 5) == 3
-    told = capsys.readouterr()
-    assert "stopping after this round: the event log is not complete" in told.err
+    reported = capsys.readouterr()
+    assert "stopping after this round: the event log is not complete" in reported.err
     shaped, sparse = sides(tmp_path)
     assert (end(shaped), end(sparse)) == (("interrupted", 1), ("interrupted", 1))
     assert lines(sparse)[-1]["data"]["error_type"] == "LogIncomplete"
     assert (saved(shaped), saved(sparse)) == ([1], [])
-    assert f"shaped: Stopped. Go on with: esper train --resume {shaped}" in told.out
-    assert f"sparse: No round is saved; there is nothing to go on from in {sparse}" in told.out
+    assert f"shaped: Stopped. Go on with: esper train --resume {shaped}" in reported.out
+    assert f"sparse: No round is saved; there is nothing to go on from in {sparse}" in reported.out
 
 
 def test_a_loss_in_the_last_round_says_what_is_done_and_what_is_not(tmp_path, monkeypatch, capsys):
     lose_one(monkeypatch, round_idx=1, group="sparse")
     assert compare(tmp_path, "--rounds", 2) == 3
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     shaped, sparse = sides(tmp_path)
     assert (saved(shaped), saved(sparse)) == ([1, 2], [1])
-    assert "sparse - shaped" in told
-    assert f"shaped: Done. Everything is in {shaped}" in told
-    assert "sparse: Rounds after the first 1 are not saved." in told
+    assert "sparse - shaped" in reported
+    assert f"shaped: Done. Everything is in {shaped}" in reported
+    assert "sparse: Rounds after the first 1 are not saved." in reported
     main(["train", "--resume", str(sparse)])
     assert check_run(sparse).num_missing_seq == 0
     assert end(sparse) == ("completed", 2)
@@ -181,21 +181,21 @@ def test_no_way_is_shown_where_there_is_none(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(LogFile, "append", append)
     assert compare(tmp_path, "--rounds", 5) == 3
-    told = capsys.readouterr().out
-    assert "sparse - shaped" in told
-    assert told.count("No round is saved; there is nothing to go on from in") == 2
-    assert "--resume" not in told
+    reported = capsys.readouterr().out
+    assert "sparse - shaped" in reported
+    assert reported.count("No round is saved; there is nothing to go on from in") == 2
+    assert "--resume" not in reported
 
 
 def test_a_side_that_has_a_round_can_go_on_even_if_there_is_no_pair(tmp_path, at_step, capsys):
     at_step(EPOCHS + 2, signal.SIGTERM)  # in the first round of the second side
     assert compare(tmp_path, "--rounds", 2) == 143
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     shaped, sparse = sides(tmp_path)
-    assert "there is nothing to compare" in told
+    assert "there is nothing to compare" in reported
     assert (saved(shaped), saved(sparse)) == ([1], [0])
-    assert f"shaped: Stopped. Go on with: esper train --resume {shaped}" in told
-    assert f"sparse: Stopped before the first round. Go on with: esper train --resume {sparse}" in told
+    assert f"shaped: Stopped. Go on with: esper train --resume {shaped}" in reported
+    assert f"sparse: Stopped before the first round. Go on with: esper train --resume {sparse}" in reported
     for side in (shaped, sparse):
         main(["train", "--resume", str(side)])
         assert end(side) == ("completed", 2)

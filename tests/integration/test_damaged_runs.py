@@ -77,10 +77,10 @@ def wrong_version(path):
 def test_a_damaged_newest_checkpoint_gives_way_to_the_older_one(run, file, damage, capsys):
     damage(newest(run) / file)
     main(["train", "--resume", str(run)])
-    told = capsys.readouterr()
-    assert "ckpt-00000002 rejected: " in told.err
-    assert "Using ckpt-00000001" in told.err
-    assert "resumed after round 1" in told.out
+    reported = capsys.readouterr()
+    assert "ckpt-00000002 rejected: " in reported.err
+    assert "Using ckpt-00000001" in reported.err
+    assert "resumed after round 1" in reported.out
     actions = [event["data"] for event in lines(run) if event["type"] == "CHECKPOINT_RECORDED"]
     assert {"rejected", "loaded", "saved"} <= {data["action"] for data in actions}
 
@@ -405,8 +405,8 @@ def test_a_policy_that_diverges_later_keeps_what_was_saved_before(tmp_path, monk
     with pytest.raises(SystemExit) as caught:
         main(["train", "ppo", *SMOKE, "--rounds", "6", "--runs", str(tmp_path), "--run-id", "a"])
     assert caught.value.code == 5
-    assert "checkpoint of round 3 not saved" in (told := capsys.readouterr().err)
-    assert "The earlier ones are intact" in told
+    assert "checkpoint of round 3 not saved" in (reported := capsys.readouterr().err)
+    assert "The earlier ones are intact" in reported
     monkeypatch.undo()
     main(["train", "--resume", str(tmp_path / "a"), "--rounds", "4"])
     assert start_again(tmp_path / "a", {}).rounds_done == 4
@@ -442,8 +442,8 @@ def read(capsys):
             code = stopped.code
         finally:
             signal.alarm(0)
-        told = capsys.readouterr()
-        return code, told.out + told.err
+        reported = capsys.readouterr()
+        return code, reported.out + reported.err
 
     return run_command
 
@@ -472,9 +472,9 @@ def unix_socket(path):
 @pytest.mark.parametrize("command", ["status", "verify", "report", "query"])
 def test_what_is_no_file_in_place_of_the_log_is_refused_in_a_sentence(run, read, command, replace):
     replace(log_path(run))
-    code, told = read(run, command)
+    code, reported = read(run, command)
     assert code == 2
-    assert "is not a regular file" in told
+    assert "is not a regular file" in reported
 
 
 @pytest.mark.parametrize("replace", [fifo, zeros])
@@ -484,9 +484,9 @@ def test_what_is_no_file_in_place_of_the_small_ones_is_not_read(run, read, comma
         replace(path)
     assert read(run, command)[0] == 0
     replace(log_path(run).with_suffix(".jsonl.sha256"))
-    code, told = read(run, command)
+    code, reported = read(run, command)
     assert code == (1 if command == "verify" else 0)
-    assert command != "verify" or "regular file" in told or "is a link" in told
+    assert command != "verify" or "regular file" in reported or "is a link" in reported
 
 
 def test_what_links_in_a_run_folder_name_is_neither_shown_nor_written(run, read, tmp_path):
@@ -501,17 +501,17 @@ def test_what_links_in_a_run_folder_name_is_neither_shown_nor_written(run, read,
     page = (run / "report.html").read_text()
     assert "SECRET" not in page
     assert "config.json is a link" in page
-    code, told = read(run, "export")
+    code, reported = read(run, "export")
     assert code == 2
-    assert "tables is a link" in told
+    assert "tables is a link" in reported
     (run / "tables").unlink()
     (run / "tables").symlink_to(outside / "new")
     assert read(run, "export")[0] == 2
     shutil.move(run / "events", tmp_path / "events")
     (run / "events").symlink_to(tmp_path / "events")
-    code, told = read(run, "verify")
+    code, reported = read(run, "verify")
     assert code == 2
-    assert "events is a link" in told
+    assert "events is a link" in reported
     assert [path.name for path in outside.iterdir()] == ["secret"]
     assert (outside / "secret").read_text() == "SECRET"
 

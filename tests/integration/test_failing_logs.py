@@ -79,9 +79,9 @@ def test_a_disk_that_is_full_for_a_while_costs_only_what_may_be_lost(tmp_path, u
     drops = [event["data"] for event in lines(run) if event["type"] == "EVENTS_DROPPED"]
     assert {drop["reason"] for drop in drops} == {"write_failed"}
     must = {kind.value for kind, spec in EVENTS.items() if spec.must and spec.training_fact}
-    told = [(event["type"], event["round"], event["env"], event["epoch"]) for event in lines(run)]
+    reported = [(event["type"], event["round"], event["env"], event["epoch"]) for event in lines(run)]
     expected = [(event["type"], event["round"], event["env"], event["epoch"]) for event in lines(undisturbed)]
-    assert [row for row in told if row[0] in must] == [row for row in expected if row[0] in must]
+    assert [row for row in reported if row[0] in must] == [row for row in expected if row[0] in must]
     assert max(saved(run)) == ROUNDS
 
 
@@ -107,7 +107,7 @@ def test_a_log_that_stays_forbidden_ends_with_its_own_exit_code_and_can_be_made_
     assert training_facts(run) == training_facts(undisturbed)
 
 
-def test_a_run_without_standard_streams_is_told_in_its_log_alone(tmp_path):
+def test_a_run_without_standard_streams_is_reported_in_its_log_alone(tmp_path):
     command = [sys.executable, "-m", "esper.scripts.train", *RUN, "--rounds", "1", "--runs", str(tmp_path)]
     done = subprocess.run(["bash", "-c", f"{shlex.join(command)} <&- >&- 2>&-"], timeout=200, check=False)
     assert done.returncode == 0

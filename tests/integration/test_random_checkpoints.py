@@ -358,10 +358,10 @@ def test_no_damage_of_a_signed_checkpoint_is_a_crash_a_hang_or_a_wrong_load(
                 main(["train", "--resume", str(run), "--rounds", str(ROUNDS + 1)])
             except SystemExit as stopped:
                 code = int(stopped.code or 0)
-            told = capsys.readouterr()
-            assert "Traceback" not in told.err
+            reported = capsys.readouterr()
+            assert "Traceback" not in reported.err
             # Weights that are possible and absurd may diverge, which has its own code.
-            assert code in ((0, 5) if start.rounds_done == ROUNDS else (0,)), told.err
+            assert code in ((0, 5) if start.rounds_done == ROUNDS else (0,)), reported.err
             if code == 0:
                 assert start_again(run, {}).rounds_done == ROUNDS + 1
     finally:

@@ -76,12 +76,12 @@ class Place:
         """The command in a session of its own, by whose number its workers are found."""
         program = ["-c", STUDY] if arguments[0] == "study" else ["-m", "esper.scripts.cli"]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary), "XDG_STATE_HOME": str(self.state)}
-        with (self.folder / "told").open("wb") as told:
+        with (self.folder / "told").open("wb") as reported:
             return subprocess.Popen(
                 [sys.executable, *program, *arguments],
                 cwd=self.here,
                 env=env,
-                stdout=told,
+                stdout=reported,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -90,10 +90,10 @@ class Place:
         """Runs a command to its end and returns how long it took."""
         started = time.monotonic()
         process = self.start(arguments)
-        assert process.wait(MAX_S) == 0, self.told()
+        assert process.wait(MAX_S) == 0, self.reported()
         return time.monotonic() - started
 
-    def told(self) -> str:
+    def reported(self) -> str:
         return (self.folder / "told").read_text(errors="replace")
 
 
@@ -188,7 +188,7 @@ def go_on(place: Place, run: Path, rounds: int, anew: list[str]) -> None:
         place.run(resume)
     else:
         if run.exists():
-            assert place.start(resume).wait(MAX_S) == 4, place.told()
+            assert place.start(resume).wait(MAX_S) == 4, place.reported()
             shutil.rmtree(run)
         place.run(anew)
     assert not [path for path in run.rglob(".tmp-*") if path.parent != run]
@@ -511,7 +511,7 @@ def kill(place: Place, command: Command, delay_s: float) -> float | None:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
     killed, took_s = process.wait() == -signal.SIGKILL, time.monotonic() - started
-    assert killed or process.returncode == 0, place.told()
+    assert killed or process.returncode == 0, place.reported()
     until = time.monotonic() + GONE_S
     while left := session_members(process.pid):
         assert time.monotonic() < until, f"{left} live on without their parent"

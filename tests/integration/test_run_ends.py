@@ -36,7 +36,7 @@ def train(runs, *arguments):
     return caught.value.code
 
 
-def test_the_round_whose_update_ends_the_run_is_told_first(tmp_path, monkeypatch, capsys):
+def test_the_round_whose_update_ends_the_run_is_reported_first(tmp_path, monkeypatch, capsys):
     learn = SimicClient.update
 
     def learn_nonsense(self):
@@ -46,16 +46,16 @@ def test_the_round_whose_update_ends_the_run_is_told_first(tmp_path, monkeypatch
     monkeypatch.setattr(SimicClient, "update", learn_nonsense)
     assert train(tmp_path, "--rounds", 9) == 5
     assert "3 updates in a row were skipped" in capsys.readouterr().err
-    told = lines(tmp_path / "a")
-    updates = [event["data"]["metrics"] for event in told if event["type"] == "PPO_UPDATE_COMPLETED"]
+    reported = lines(tmp_path / "a")
+    updates = [event["data"]["metrics"] for event in reported if event["type"] == "PPO_UPDATE_COMPLETED"]
     assert [update["performed"] for update in updates] == [False, False, False]
-    assert [event["round"] for event in told if event["type"] == "ROUND_COMPLETED"] == [0, 1, 2]
-    assert sum(event["type"] == "EPISODE_COMPLETED" for event in told) == 3 * 2
-    alarms = [event for event in told if event["type"] == "ANOMALY_DETECTED"]
+    assert [event["round"] for event in reported if event["type"] == "ROUND_COMPLETED"] == [0, 1, 2]
+    assert sum(event["type"] == "EPISODE_COMPLETED" for event in reported) == 3 * 2
+    alarms = [event for event in reported if event["type"] == "ANOMALY_DETECTED"]
     skipped = [(alarm["severity"], alarm["round"]) for alarm in alarms if alarm["data"]["metric"] == "skipped_updates"]
     assert skipped == [("warning", 0), ("critical", 2)]
-    assert (told[-1]["type"], told[-1]["data"]["error_type"]) == ("RUN_ENDED", "UpdatesFailed")
-    assert told[-1]["data"]["num_rounds_total"] == 3
+    assert (reported[-1]["type"], reported[-1]["data"]["error_type"]) == ("RUN_ENDED", "UpdatesFailed")
+    assert reported[-1]["data"]["num_rounds_total"] == 3
 
 
 # ---- a log that is no longer good enough
@@ -72,10 +72,10 @@ def test_a_run_that_needs_its_whole_log_stops_when_it_loses_an_event(tmp_path, m
     with pytest.raises(SystemExit) as caught:
         run_and_show(start, None)
     assert caught.value.code == 3
-    told = capsys.readouterr()
-    assert "stopping after this round: the event log is not complete; lost: " in told.err
-    assert "checkpoint of round 1 not saved: the event log has lost events, and this run needs them all" in told.err
-    assert f"No round is saved; there is nothing to go on from in {tmp_path / 'a'}" in told.out
+    reported = capsys.readouterr()
+    assert "stopping after this round: the event log is not complete; lost: " in reported.err
+    assert "checkpoint of round 1 not saved: the event log has lost events, and this run needs them all" in reported.err
+    assert f"No round is saved; there is nothing to go on from in {tmp_path / 'a'}" in reported.out
     assert saved(tmp_path / "a") == []
     end = lines(tmp_path / "a")[-1]["data"]
     assert (end["status"], end["error_type"], end["num_rounds_total"]) == ("interrupted", "LogIncomplete", 1)
@@ -128,9 +128,9 @@ def test_only_an_error_that_is_not_over_by_the_boundary_stops_a_run_that_lost_no
 def test_a_study_whose_log_could_not_be_made_durable_once_is_done(tmp_path, monkeypatch, capsys):
     fail_syncs(monkeypatch, lambda number: number == 0)
     run_and_show(start_policy(replace(TINY, rounds=3, checkpoint_s=0.0), tmp_path / "a"), None)
-    told = capsys.readouterr()
-    assert "the event log cannot be made durable (OSError: [Errno 5] Input/output error)" in told.err
-    assert "Done." in told.out
+    reported = capsys.readouterr()
+    assert "the event log cannot be made durable (OSError: [Errno 5] Input/output error)" in reported.err
+    assert "Done." in reported.out
     assert saved(tmp_path / "a")[-1] == "ckpt-00000003"
     assert lines(tmp_path / "a")[-1]["data"]["error_type"] is None
 
@@ -138,10 +138,10 @@ def test_a_study_whose_log_could_not_be_made_durable_once_is_done(tmp_path, monk
 def test_losses_do_not_stop_a_run_that_may_have_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(TelemetryHub.__init__.__kwdefaults__, "limits", HubLimits(queue_capacity=1))
     assert train(tmp_path, "--rounds", 2) == 3
-    told = capsys.readouterr()
-    assert "Done. All but a part of the event log is in" in told.out
+    reported = capsys.readouterr()
+    assert "Done. All but a part of the event log is in" in reported.out
     gone = sum(sum(event["data"]["counts"].values()) for event in lines(tmp_path / "a") if "counts" in event["data"])
-    counted = re.findall(r"(\d+) [A-Z_]+", told.err.partition(": the event log is not complete; lost: ")[2])
+    counted = re.findall(r"(\d+) [A-Z_]+", reported.err.partition(": the event log is not complete; lost: ")[2])
     assert sum(map(int, counted)) == gone > 0, "a code alone explains nothing"
     assert lines(tmp_path / "a")[-1]["data"]["status"] == "completed"
 
@@ -156,10 +156,12 @@ def test_a_writer_that_fails_ends_the_run_at_the_next_boundary(tmp_path, monkeyp
 
     monkeypatch.setattr(LogWriter, "write", write)
     assert train(tmp_path, "--rounds", 50) == 3
-    told = capsys.readouterr()
-    assert "the log's writer failed" in told.err
-    assert "stopping after this round: the event log is not complete; RuntimeError: a defect in the writer" in told.err
-    assert "are not saved" in told.out
+    reported = capsys.readouterr()
+    assert "the log's writer failed" in reported.err
+    assert (
+        "stopping after this round: the event log is not complete; RuntimeError: a defect in the writer" in reported.err
+    )
+    assert "are not saved" in reported.out
     assert saved(tmp_path / "a") == ["ckpt-00000001"], "nothing is committed that counts events which are lost"
     assert not check_run(tmp_path / "a").has_end
 
@@ -171,10 +173,10 @@ def test_too_many_events_in_memory_end_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(LogFile, "append", append)
     monkeypatch.setattr(hub, "MAX_HELD", 40)
     assert train(tmp_path, "--rounds", 50) == 3
-    told = capsys.readouterr()
-    assert "events are not written" in told.err
-    assert "No space left on device" in told.err
-    assert "No round is saved" in told.out
+    reported = capsys.readouterr()
+    assert "events are not written" in reported.err
+    assert "No space left on device" in reported.err
+    assert "No round is saved" in reported.out
     assert saved(tmp_path / "a") == []
 
 
@@ -234,6 +236,6 @@ def test_a_resume_on_a_full_disk_is_one_line(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["train", "--resume", str(tmp_path / "a"), "--rounds", "2"])
     assert caught.value.code == 6
-    told = capsys.readouterr().err
-    assert "No space left on device" in told
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert "No space left on device" in reported
+    assert "Traceback" not in reported

@@ -49,7 +49,7 @@ def test_while_a_log_is_written_it_has_no_checksum(tmp_path: Path) -> None:
         assert check_run(tmp_path).damage == ()
 
 
-def test_a_checksum_that_cannot_be_written_at_the_end_is_told(
+def test_a_checksum_that_cannot_be_written_at_the_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(self: LogFile) -> None:

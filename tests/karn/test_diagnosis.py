@@ -129,10 +129,10 @@ def test_2_without_a_heartbeat_file_the_age_of_the_log_decides(log: LogWriter) -
 def test_a_heartbeat_that_cannot_be_read_is_said(log: LogWriter) -> None:
     view, beat = read_view(replay(log.folder)), UnreadableStatus(reason="status.json is not a heartbeat: a link")
     assert view.last_wall is not None
-    told, *_ = diagnose(view, beat, view.last_wall)
-    assert (told.state, told.why) == (RunCondition.WARNING, beat.reason)
-    died, told, *_ = diagnose(view, beat, view.last_wall + STALE + 1)
-    assert (died.state, told.why) == (RunCondition.DIED, beat.reason)
+    reported, *_ = diagnose(view, beat, view.last_wall)
+    assert (reported.state, reported.why) == (RunCondition.WARNING, beat.reason)
+    died, reported, *_ = diagnose(view, beat, view.last_wall + STALE + 1)
+    assert (died.state, reported.why) == (RunCondition.DIED, beat.reason)
     assert beat.reason in died.why
     log.emit(T.RUN_ENDED, ended())
     view = read_view(replay(log.folder))
@@ -248,8 +248,8 @@ def test_5_whatever_the_detector_finds_not_finite_is_a_broken_update(broken: dic
     for number, made in enumerate((inputs(**broken), inputs())):
         assert made.metrics is not None
         log.emit(T.PPO_UPDATE_COMPLETED, ppo_update(), round=LONG + number)
-        for told, severity in detector.check_all(made, LONG + number).findings:
-            seq = log.emit(T.ANOMALY_DETECTED, told, severity, round=LONG + number)
+        for reported, severity in detector.check_all(made, LONG + number).findings:
+            seq = log.emit(T.ANOMALY_DETECTED, reported, severity, round=LONG + number)
             break  # the first is about numbers that are none; what else is wrong with them is no matter here
         found = judge(log)
         if number == 0:
@@ -463,7 +463,7 @@ def test_12_the_newest_trend(kind: str, state: RunCondition, log: LogWriter) -> 
     assert judge(log).state is state
 
 
-def test_12_a_trend_that_is_over_is_not_told_for_ever(log: LogWriter) -> None:
+def test_12_a_trend_that_is_over_is_not_reported_for_ever(log: LogWriter) -> None:
     log.emit(T.TREND_DETECTED, trend(), round=LONG)
     log.emit(T.ROUND_COMPLETED, round_completed(), round=LONG)
     assert judge(log).state is RunCondition.IMPROVING

@@ -100,7 +100,7 @@ def metrics_of(stored: dict[str, Any]) -> Any:
     }
 
 
-def told_again(run: dict[str, Any], folder: Path) -> LogWriter:
+def reported_again(run: dict[str, Any], folder: Path) -> LogWriter:
     """The log that today's code would have written, as far as rounds, alarms and suspicions go."""
     sink, log = ListSink(), LogWriter(folder)
     log.emit(T.RUN_STARTED, started(num_envs=run["num_envs"], num_rounds=len(run["rounds"])))
@@ -133,7 +133,7 @@ def verdicts(log: LogWriter) -> tuple[list[Diagnosis], RunView]:
 
 @pytest.mark.parametrize("task", RUNS)
 def test_a_healthy_run_gets_past_warming_up_and_is_not_accused(task: str, tmp_path: Path) -> None:
-    found, view = verdicts(told_again(RUNS[task], tmp_path))
+    found, view = verdicts(reported_again(RUNS[task], tmp_path))
     states = [each.state for each in found]
     assert len(states) == len(RUNS[task]["rounds"])
     assert states[: WARMUP_UPDATES - 1] == [RunCondition.WARMING_UP] * (WARMUP_UPDATES - 1)
@@ -153,17 +153,17 @@ def test_a_healthy_run_gets_past_warming_up_and_is_not_accused(task: str, tmp_pa
 @pytest.mark.parametrize("task", RUNS)
 def test_few_episodes_of_a_healthy_run_are_suspected(task: str, tmp_path: Path) -> None:
     run = RUNS[task]
-    events = [item for item in replay(told_again(run, tmp_path).folder) if isinstance(item, LoggedEvent)]
-    told = [event for event in events if event.type is T.REWARD_HACKING_SUSPECTED]
-    assert len({(event.round, event.env) for event in told}) <= 0.02 * run["num_envs"] * len(run["rounds"])
-    assert sum(event.severity is Severity.CRITICAL for event in told) <= 0.2 * len(run["rounds"])
-    assert sum(len(facts.get("signs", [])) for facts in run["rounds"]) > 20 * len(told), "signs are plenty"
+    events = [item for item in replay(reported_again(run, tmp_path).folder) if isinstance(item, LoggedEvent)]
+    reported = [event for event in events if event.type is T.REWARD_HACKING_SUSPECTED]
+    assert len({(event.round, event.env) for event in reported}) <= 0.02 * run["num_envs"] * len(run["rounds"])
+    assert sum(event.severity is Severity.CRITICAL for event in reported) <= 0.2 * len(run["rounds"])
+    assert sum(len(facts.get("signs", [])) for facts in run["rounds"]) > 20 * len(reported), "signs are plenty"
 
 
 @pytest.mark.parametrize("task", RUNS)
 def test_the_console_of_a_healthy_run_is_quiet(task: str, tmp_path: Path) -> None:
     """A round of the demo takes some fifteen seconds, so a line in ten rounds is less than one in two minutes."""
-    shown = watch_log(told_again(RUNS[task], tmp_path).folder, task, 0)
+    shown = watch_log(reported_again(RUNS[task], tmp_path).folder, task, 0)
     assert shown.num_rounds == len(RUNS[task]["rounds"])
     assert len(shown.lines) <= 0.1 * shown.num_rounds, shown.lines
     assert sum(shown.events.values()) > len(shown.lines), "the log has more"

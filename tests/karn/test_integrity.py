@@ -171,12 +171,12 @@ def test_a_log_that_is_being_written_needs_no_checksum_yet(tmp_path: Path) -> No
     assert check_run(tmp_path).complete, "a new attempt that has written nothing yet"
 
 
-def log_with_a_gap(folder: Path, told: list[range], *, lost: int) -> None:
+def log_with_a_gap(folder: Path, reported: list[range], *, lost: int) -> None:
     """A run that lost events from seq 1 on, and what it tells about that."""
     log = LogWriter(folder)
     log.emit(T.RUN_STARTED, started())
     log.seq += lost
-    for seqs in told:
+    for seqs in reported:
         drop = events_dropped(counts={"ACTION_TAKEN": len(seqs)}, first_seq=seqs.start, last_seq=seqs.stop - 1)
         log.emit(T.EVENTS_DROPPED, drop)
     log.emit(T.RUN_ENDED, ended())
@@ -189,7 +189,7 @@ def test_a_gap_that_is_explained_in_part_is_not_explained(tmp_path: Path) -> Non
     assert problem == "seq 1 to 3 are missing, and EVENTS_DROPPED does not explain all of them"
 
 
-def test_a_loss_that_is_told_twice_does_not_explain_another(tmp_path: Path) -> None:
+def test_a_loss_that_is_reported_twice_does_not_explain_another(tmp_path: Path) -> None:
     log_with_a_gap(tmp_path, [range(1, 3), range(1, 3)], lost=4)
     (problem,) = check_run(tmp_path).problems
     assert problem.startswith("EVENTS_DROPPED reports seq 1 twice")
@@ -204,9 +204,9 @@ def test_an_end_that_something_follows_is_no_end(tmp_path: Path) -> None:
     assert check_run(tmp_path).problems == ("no end marker: the last event is not RUN_ENDED",)
 
 
-@given(lost=st.sets(st.integers(1, 60)), told=st.sets(st.integers(1, 60)))
-def test_any_gaps_are_sound_exactly_if_every_loss_is_told(
-    lost: set[int], told: set[int], tmp_path_factory: pytest.TempPathFactory
+@given(lost=st.sets(st.integers(1, 60)), reported=st.sets(st.integers(1, 60)))
+def test_any_gaps_are_sound_exactly_if_every_loss_is_reported(
+    lost: set[int], reported: set[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Losses are told one by one here, each as a range of its own."""
     folder = tmp_path_factory.mktemp("gaps")
@@ -214,11 +214,11 @@ def test_any_gaps_are_sound_exactly_if_every_loss_is_told(
     lines = [log.line(T.RUN_STARTED, started()) for _ in range(61)]
     lines += [
         log.line(T.EVENTS_DROPPED, events_dropped(counts={"ACTION_TAKEN": 1}, first_seq=seq, last_seq=seq))
-        for seq in sorted(told)
+        for seq in sorted(reported)
     ]
     lines.append(log.line(T.RUN_ENDED, ended()))
     log.write(b"".join(line for seq, line in enumerate(lines) if seq not in lost))
     seal(folder)
     found = check_run(folder)
-    assert found.complete is (lost == told), found.problems
-    assert (found.num_missing_seq, found.num_dropped) == (len(lost), len(told))
+    assert found.complete is (lost == reported), found.problems
+    assert (found.num_missing_seq, found.num_dropped) == (len(lost), len(reported))

@@ -102,10 +102,10 @@ def test_away_from_a_terminal_every_round_is_a_line() -> None:
     assert "round 2/4  committed not measured" in second
 
 
-def rounds_with(*told: LoggedEvent) -> list[LoggedEvent]:
+def rounds_with(*reported: LoggedEvent) -> list[LoggedEvent]:
     """A run of two hosts with a round after each event."""
     events = [logged(T.RUN_STARTED, started(num_envs=4), seq=0)]
-    for event in told:
+    for event in reported:
         events.append(replace(event, seq=len(events)))
         events.append(logged(T.ROUND_COMPLETED, round_completed(), seq=len(events), round=event.round or 0))
     return events
@@ -137,8 +137,10 @@ def test_an_alarm_that_comes_again_is_said_again() -> None:
 def test_what_few_hosts_do_stays_in_the_log(hosts: int, lines: int) -> None:
     ids: dict[str, int] = {"round": 0, "episode": 0, "epoch": 3}
     dormant = anomaly(kind="seed_grad_ratio", metric="seed_grad_ratio:r0c0")
-    told = [logged(T.ANOMALY_DETECTED, dormant, Severity.WARNING, seq=env + 1, env=env, **ids) for env in range(hosts)]
-    events = [logged(T.RUN_STARTED, started(num_envs=4), seq=0), *told]
+    reported = [
+        logged(T.ANOMALY_DETECTED, dormant, Severity.WARNING, seq=env + 1, env=env, **ids) for env in range(hosts)
+    ]
+    events = [logged(T.RUN_STARTED, started(num_envs=4), seq=0), *reported]
     text = shown(*events, logged(T.ROUND_COMPLETED, round_completed(), seq=len(events), round=0))
     assert len(warnings_in(text)) == lines
 
@@ -225,10 +227,10 @@ class Unwritable(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(OSError(28, "No space left on device"), 1), (BrokenPipeError(32, "Broken pipe"), 0)]
+    ("error", "reported"), [(OSError(28, "No space left on device"), 1), (BrokenPipeError(32, "Broken pipe"), 0)]
 )
 def test_output_that_cannot_be_written_is_given_up_once(
-    error: OSError, told: int, capsys: pytest.CaptureFixture[str]
+    error: OSError, reported: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = Unwritable(error)
     patient = PatientFile(file)
@@ -236,7 +238,7 @@ def test_output_that_cannot_be_written_is_given_up_once(
         assert patient.write("words") == 5
         patient.flush()
     assert file.tries == 1
-    assert capsys.readouterr().err.count("The run goes on without it") == told
+    assert capsys.readouterr().err.count("The run goes on without it") == reported
 
 
 def test_a_screen_that_blocks_holds_nobody_up(capsys: pytest.CaptureFixture[str]) -> None:

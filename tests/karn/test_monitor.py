@@ -124,7 +124,7 @@ def test_a_long_log_is_read_in_steps_that_say_how_far_they_are(long_run: Path, m
     assert not watched.poll(), "there is nothing new"
 
 
-def test_what_was_passed_over_is_told(long_run: Path) -> None:
+def test_what_was_passed_over_is_reported(long_run: Path) -> None:
     watched = RunMonitor(long_run, recent_bytes=0)
     watched.poll(budget_s=10.0)
     words = watched.passed_over()

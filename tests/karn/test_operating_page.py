@@ -20,8 +20,8 @@ EXAMPLES = [query.strip() for block in re.findall(r"```sql\n(.*?)```", PAGE, re.
 def test_every_verdict_is_explained_in_the_order_of_the_rules() -> None:
     rows = re.search(r"\| verdict \| when \|\n\|---\|---\|\n(.*?)\n\n", PAGE, re.DOTALL)
     assert rows is not None
-    told = [word.strip() for row in rows[1].splitlines() for word in row.split("|")[1].split(",")]
-    assert told == [state.value for state in RunCondition]
+    reported = [word.strip() for row in rows[1].splitlines() for word in row.split("|")[1].split(",")]
+    assert reported == [state.value for state in RunCondition]
 
 
 def test_figures_on_the_page_are_those_of_the_table() -> None:
@@ -33,8 +33,8 @@ def test_figures_on_the_page_are_those_of_the_table() -> None:
 def test_every_table_is_listed_and_every_listed_table_exists() -> None:
     rows = re.search(r"\| table \| one row per \|\n\|---\|---\|\n(.*?)\n\n", PAGE, re.DOTALL)
     assert rows is not None
-    told = {name for row in rows[1].splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    assert told == {*VIEWS, "integrity"}
+    reported = {name for row in rows[1].splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert reported == {*VIEWS, "integrity"}
 
 
 def test_every_command_on_the_page_exists() -> None:

@@ -120,8 +120,8 @@ def test_no_damage_of_a_log_makes_a_reader_crash_hang_or_write_elsewhere(
                 main(args)
             except SystemExit as stopped:
                 assert stopped.code in (1, 2), args  # noqa: PT017
-            told = capsys.readouterr()
-            assert "Traceback" not in told.err
+            reported = capsys.readouterr()
+            assert "Traceback" not in reported.err
     finally:
         signal.alarm(0)
     assert {path.name for path in tmp_path.iterdir()} == {"run", "home"}

@@ -252,7 +252,7 @@ def test_a_stream_brings_everything_and_then_what_changes(tmp_path: Path) -> Non
                 break
 
 
-def test_a_run_that_becomes_unreadable_is_told_and_the_server_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_becomes_unreadable_is_reported_and_the_server_goes_on(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rounds=1)
     with serving(tmp_path) as server:
         assert server.json("/api/run?run=a")["overview"]["rounds_done"] == 1
@@ -272,14 +272,14 @@ def test_a_long_log_is_shown_while_it_is_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("esper.karn.monitor.STEP_BYTES", 200_000)
     monkeypatch.setattr("esper.karn.serve.channels.FOLLOW_S", 0.05)
     with serving(tmp_path) as server, server.stream("?run=long") as messages:
-        told = []
-        while not told or told[-1] is not None:
+        reported = []
+        while not reported or reported[-1] is not None:
             message = next(messages)
             if message["section"] == "overview":
-                told.append(message["data"]["reading"])
-                assert (message["data"]["verdict"] is None) == (told[-1] is not None)
-    assert len(told) > 2
-    assert told[0].startswith("reading the log: ")
+                reported.append(message["data"]["reading"])
+                assert (message["data"]["verdict"] is None) == (reported[-1] is not None)
+    assert len(reported) > 2
+    assert reported[0].startswith("reading the log: ")
 
 
 def test_what_a_run_does_is_known_from_the_ends_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

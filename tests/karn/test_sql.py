@@ -273,8 +273,8 @@ def test_a_query_that_needs_too_much_memory_is_stopped(everything: RunDatabase) 
 
 
 def test_the_memory_of_a_query_is_bounded(everything: RunDatabase) -> None:
-    (told,) = ask(everything, "select current_setting('memory_limit')").rows[0]
-    assert told in ("953.7 MiB", "953.8 MiB")  # a thousand million bytes, and a little for the log
+    (reported,) = ask(everything, "select current_setting('memory_limit')").rows[0]
+    assert reported in ("953.7 MiB", "953.8 MiB")  # a thousand million bytes, and a little for the log
 
 
 FORBIDDEN = [
@@ -365,7 +365,7 @@ def test_words_that_help_to_find_the_way_are_selects(everything: RunDatabase) ->
     assert [row[0] for row in ask(everything, "describe rounds").rows][:4] == list(STAMP)
 
 
-def test_rows_beyond_the_limit_are_cut_and_told(everything: RunDatabase) -> None:
+def test_rows_beyond_the_limit_are_cut_and_reported(everything: RunDatabase) -> None:
     answer = everything.ask("select * from range(5)", limit=3)
     assert (len(answer.rows), answer.truncated) == (3, True)
     answer = everything.ask("select * from range(3)", limit=3)
@@ -394,7 +394,7 @@ def test_a_mistake_is_one_line(text: str, everything: RunDatabase) -> None:
     assert not str(caught.value).endswith("^")
 
 
-def test_mistakes_are_told_by_the_parser(everything: RunDatabase) -> None:
+def test_mistakes_are_reported_by_the_parser(everything: RunDatabase) -> None:
     with pytest.raises(ValueError, match='Did you mean "rounds"'):
         ask(everything, "select * from roundz")
     with pytest.raises(ValueError, match="syntax error"):

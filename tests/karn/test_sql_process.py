@@ -78,8 +78,8 @@ def test_a_stopped_parent_leaves_no_child(number: int, run: Path) -> None:
     child = wait_for_child(parent.pid)
     wait_until_at_work(child)
     parent.send_signal(number)
-    _, told = parent.communicate(timeout=30.0)
-    assert told == (b"esper: stopped\n" if number == signal.SIGINT else b"")
+    _, reported = parent.communicate(timeout=30.0)
+    assert reported == (b"esper: stopped\n" if number == signal.SIGINT else b"")
     for _ in range(100):
         if not Path(f"/proc/{child}").exists():
             return

@@ -40,9 +40,9 @@ PLAIN = {
 @pytest.mark.parametrize("record", TOOL.payload_records(), ids=lambda record: record.__name__)
 def test_every_field_is_explained_or_plain(record: type) -> None:
     names = list(get_type_hints(record))
-    told = TOOL.field_docs(record)
-    assert set(names) - set(told) == set(PLAIN.get(record.__name__, "").split())
-    assert set(told) <= set(names)
+    reported = TOOL.field_docs(record)
+    assert set(names) - set(reported) == set(PLAIN.get(record.__name__, "").split())
+    assert set(reported) <= set(names)
 
 
 @pytest.mark.parametrize(

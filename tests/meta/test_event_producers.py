@@ -70,33 +70,33 @@ def test_a_spoiled_host_is_set_back_and_only_the_step_that_caused_it_pays(played
     assert buffer.storage.rewards_TN[2, 0] == buffer.storage.rewards_TN.min()
 
 
-def test_an_alarm_is_told_when_it_begins_and_when_it_ends(played: Scenarios) -> None:
-    told = [
+def test_an_alarm_is_reported_when_it_begins_and_when_it_ends(played: Scenarios) -> None:
+    reported = [
         (event.round, event.data.metric, event.data.state)
         for event in of(played["skipped_update"].events, "ANOMALY_DETECTED")
     ]
-    assert (0, "skipped_updates", "entered") in told
-    assert (1, "skipped_updates", "cleared") in told
-    assert len(told) == len(set(told))
+    assert (0, "skipped_updates", "entered") in reported
+    assert (1, "skipped_updates", "cleared") in reported
+    assert len(reported) == len(set(reported))
 
 
-def test_a_suspicion_is_told_once_it_has_lasted_and_not_again(played: Scenarios) -> None:
+def test_a_suspicion_is_reported_once_it_has_lasted_and_not_again(played: Scenarios) -> None:
     one = played["suspected"]
     claims = {event.epoch: event.data.contribution_pp.get("r0c0") for event in of(one.events, "COALITION_MEASURED")}
     claiming = [epoch for epoch, claim in claims.items() if claim is not None and claim > 0.0]
     assert claiming[1] == claiming[0] + 1, "the run must show what the test is about"
-    told = of(one.events, "REWARD_HACKING_SUSPECTED")
-    assert [event.data.pattern for event in told] == ["attribution_ratio"]
-    assert told[0].epoch == claiming[1]
-    assert told[0].data.ratio > 0.0
+    reported = of(one.events, "REWARD_HACKING_SUSPECTED")
+    assert [event.data.pattern for event in reported] == ["attribution_ratio"]
+    assert reported[0].epoch == claiming[1]
+    assert reported[0].data.ratio > 0.0
 
 
-def test_a_trend_is_told_of_the_rolling_accuracy(played: Scenarios) -> None:
+def test_a_trend_is_reported_of_the_rolling_accuracy(played: Scenarios) -> None:
     one = played["long_wait"]
     rolling = {event.round: event.data.rolling_accuracy_pct for event in of(one.events, "ROUND_COMPLETED")}
-    told = of(one.events, "TREND_DETECTED")
-    assert told
-    for trend in told:
+    reported = of(one.events, "TREND_DETECTED")
+    assert reported
+    for trend in reported:
         assert trend.data.rolling_pct == rolling[trend.round]
         assert trend.data.delta_pp == pytest.approx(trend.data.rolling_pct - trend.data.previous_pct)
 
@@ -123,7 +123,7 @@ def test_lost_events_are_counted_to_the_number(played: Scenarios) -> None:
     assert not one.session.log_complete
 
 
-def test_checkpoints_and_ends_are_told_as_they_are(played: Scenarios) -> None:
+def test_checkpoints_and_ends_are_reported_as_they_are(played: Scenarios) -> None:
     one = played["learned"]
     loaded, saved = (event.data for event in of(one.events, "CHECKPOINT_RECORDED"))
     assert (loaded.action, loaded.path, loaded.round) == ("loaded", "checkpoints/ckpt-00000001", 1)
@@ -148,7 +148,9 @@ def test_every_type_changes_what_somebody_sees(played: Scenarios, tmp_path: Path
     for one in played.values():
         left -= _seen_in_views(one.events)
     for one in played.values():
-        left -= {kind for kind in left if _told(one.events) != _told([e for e in one.events if e.type is not kind])}
+        left -= {
+            kind for kind in left if _reported(one.events) != _reported([e for e in one.events if e.type is not kind])
+        }
     if left:
         pytest.importorskip("duckdb", reason="queries need the extra `runs`")
     for one in played.values():
@@ -174,7 +176,7 @@ def _substance(view: RunView) -> RunView:
     return replace(copy.deepcopy(view), **dict.fromkeys(every))
 
 
-def _told(events: list[LoggedEvent]) -> tuple[object, ...]:
+def _reported(events: list[LoggedEvent]) -> tuple[object, ...]:
     story: RunHistory = read_history(events)
     return story.starts, story.rounds, story.updates, story.episodes, story.seeds
 

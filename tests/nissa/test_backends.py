@@ -122,7 +122,7 @@ def test_single_errors_are_forgiven(tmp_path: Path) -> None:
     assert hub.close().backends["raising"].state == "closed"
 
 
-def test_a_listener_that_cannot_end_is_told_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_listener_that_cannot_end_is_reported_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Stuck(Listener):
         def close(self) -> None:
             raise RuntimeError("no upload")

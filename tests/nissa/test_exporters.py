@@ -176,7 +176,7 @@ class StubLibrary(ModuleType):
         self.calls.append(("finish", None))
 
 
-def test_an_exporter_that_fails_on_every_round_is_told_at_once_and_switched_off(
+def test_an_exporter_that_fails_on_every_round_is_reported_at_once_and_switched_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Between two rounds it takes many events that ask nothing of it; they are no sign that it works."""
@@ -193,9 +193,9 @@ def test_an_exporter_that_fails_on_every_round_is_told_at_once_and_switched_off(
             assert hub.flush(10)
     report = hub.close().backends["wandb"]
     assert (report.state, report.error) == ("failed", "ConnectionError: no quota")
-    told = capsys.readouterr().err
-    assert told.count("wandb failed (ConnectionError: no quota) and is tried again") == 1
-    assert told.count("wandb is switched off") == 1
+    reported = capsys.readouterr().err
+    assert reported.count("wandb failed (ConnectionError: no quota) and is tried again") == 1
+    assert reported.count("wandb is switched off") == 1
 
 
 @pytest.mark.parametrize("library", ["wandb", "trackio"])

@@ -181,12 +181,12 @@ def test_killing_the_process_leaves_a_readable_prefix(tmp_path: Path) -> None:
         assert child.stdout.readline() == "ready\n"
         time.sleep(delay_s)
         child.send_signal(signal.SIGKILL)
-        told = [int(word) for word in child.stdout.read().split("\n")[:-1] if word]
+        reported = [int(word) for word in child.stdout.read().split("\n")[:-1] if word]
         assert child.wait() == -signal.SIGKILL
         file = event_files(tmp_path)[-1]
         assert (file.attempt, file.first_seq) == (attempt, next_seq)
         whole = file.path.read_bytes().rpartition(b"\n")[0]
         seqs = [json.loads(line)["seq"] for line in whole.splitlines()]
         assert seqs == list(range(next_seq, next_seq + len(seqs))), f"delay {delay_s}"
-        assert next_seq + len(seqs) >= (told or [0])[-1], "a durable flush was not durable"
-        next_seq = (told or [next_seq])[-1]
+        assert next_seq + len(seqs) >= (reported or [0])[-1], "a durable flush was not durable"
+        next_seq = (reported or [next_seq])[-1]

@@ -187,9 +187,9 @@ def test_an_event_that_breaks_the_catalogue_or_cannot_be_written_is_named_and_co
     with open_hub(tmp_path) as hub:
         hub.emit(trend(round=None))
         hub.emit(unwritable)
-    told = capsys.readouterr().err
-    assert "TREND_DETECTED needs round" in told
-    assert "RUN_ENDED (seq 1) cannot be written as JSON" in told
+    reported = capsys.readouterr().err
+    assert "TREND_DETECTED needs round" in reported
+    assert "RUN_ENDED (seq 1) cannot be written as JSON" in reported
     assert [line["data"]["reason"] for line in read_lines(log_path(tmp_path))] == ["invalid", "invalid"]
     assert not hub.close().complete
 
@@ -307,7 +307,7 @@ def test_a_comparison_study_stops_at_the_first_loss(tmp_path: Path) -> None:
         assert hub.health().must_stop
 
 
-def test_without_a_log_only_what_is_urgent_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_log_only_what_is_urgent_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert not isinstance(get_hub(), TelemetryHub)
     get_hub().emit(ended())
     assert capsys.readouterr().err == ""
@@ -321,7 +321,9 @@ def test_without_a_log_only_what_is_urgent_is_told(capsys: pytest.CaptureFixture
     assert not isinstance(get_hub(), TelemetryHub)
 
 
-def test_without_a_log_listeners_are_told_and_words_on_stderr_are_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_log_listeners_are_reported_and_words_on_stderr_are_theirs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     listener = Listener()
     with Hub(first_seq=7, backends=(listener,)) as hub:
         hub.emit(ended(severity=Severity.ERROR))

@@ -66,9 +66,9 @@ def test_a_wrong_value_is_one_line_and_exit_code_2(
     with pytest.raises(SystemExit) as stopped:
         main(args)
     assert stopped.value.code == 2
-    told = [line for line in capsys.readouterr().err.splitlines() if "loading the native executor" not in line]
-    assert len(told) == 1
-    assert message in told[0]
+    reported = [line for line in capsys.readouterr().err.splitlines() if "loading the native executor" not in line]
+    assert len(reported) == 1
+    assert message in reported[0]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -154,8 +154,8 @@ def test_a_machine_without_a_record_of_openings_says_so(
 def test_two_evaluations_do_not_write_to_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results"
     with sole_user(out):
-        told = refused(capsys, "--arms", "wait", "--seeds", "1", "--out", str(out))
-        assert f"another process writes to {out}" in told
+        reported = refused(capsys, "--arms", "wait", "--seeds", "1", "--out", str(out))
+        assert f"another process writes to {out}" in reported
         assert list(out.iterdir()) == []
     refused(capsys, "--arms", "moon", "--out", str(out))
     assert not out.exists(), "a request that makes no sense leaves nothing"

@@ -44,9 +44,9 @@ def test_an_error_ends_the_command_with_its_code(
     with pytest.raises(SystemExit) as stopped:
         cli.main(["tasks"])
     assert stopped.value.code == code
-    told = capsys.readouterr().err
-    assert len(told.splitlines()) == 1
-    assert ("wrong" in told) == (code != 130)
+    reported = capsys.readouterr().err
+    assert len(reported.splitlines()) == 1
+    assert ("wrong" in reported) == (code != 130)
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_storage_error_says_what_is_known() -> None:
-    told = str(StorageError("runs/a", FULL, needed_bytes=5000, free_bytes=12))
-    assert told == "cannot write runs/a: No space left on device (5,000 bytes needed, 12 bytes free)"
-    told = str(StorageError("runs/a", FULL, needed_bytes=None, free_bytes=None))
-    assert told == "cannot write runs/a: No space left on device"
+    reported = str(StorageError("runs/a", FULL, needed_bytes=5000, free_bytes=12))
+    assert reported == "cannot write runs/a: No space left on device (5,000 bytes needed, 12 bytes free)"
+    reported = str(StorageError("runs/a", FULL, needed_bytes=None, free_bytes=None))
+    assert reported == "cannot write runs/a: No space left on device"
 
 
 def test_codes_are_what_scripts_rely_on() -> None:

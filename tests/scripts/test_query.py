@@ -43,23 +43,23 @@ def test_json_tells_not_measured_from_not_finite(tmp_path: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out) == [{"val_loss": "nan", "train_loss": None, "l": ["nan"]}]
 
 
-@pytest.mark.parametrize(("format", "told"), [("csv", "a,a_1\n1,2\n"), ("table", "a  a_1\n1    2\n")])
+@pytest.mark.parametrize(("format", "reported"), [("csv", "a,a_1\n1,2\n"), ("table", "a  a_1\n1    2\n")])
 def test_columns_of_one_name_are_numbered(
-    format: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    format: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path, rounds=1)
     main(["query", str(tmp_path), "select 1 a, 2 a", "--format", format])
-    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == told.splitlines()
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()] == reported.splitlines()
     main(["query", str(tmp_path), "select 1 a, 2 a", "--format", "json"])
     assert json.loads(capsys.readouterr().out) == [{"a": 1, "a_1": 2}]
 
 
-def test_cut_rows_are_told_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cut_rows_are_reported_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, rounds=3)
     main(["query", str(tmp_path), "select round from rounds", "--limit", "2", "--format", "csv"])
-    told = capsys.readouterr()
-    assert told.out == "round\n0\n1\n"
-    assert "only the first 2 rows" in told.err
+    reported = capsys.readouterr()
+    assert reported.out == "round\n0\n1\n"
+    assert "only the first 2 rows" in reported.err
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_cut_rows_are_told_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["select 1", "--limit", "0"], "--limit must be from 1 to 1000000000, got 0"),
         (["select 1", "--limit", "99999999999999999999"], "--limit must be from 1 to 1000000000"),
         *(
-            (["select 1", "--timeout", given], f"--timeout must be above 0 and at most 86400 seconds, got {told}")
-            for given, told in (("0", "0"), ("-1", "-1"), ("inf", "inf"), ("nan", "nan"), ("1e12", "1e+12"))
+            (["select 1", "--timeout", given], f"--timeout must be above 0 and at most 86400 seconds, got {reported}")
+            for given, reported in (("0", "0"), ("-1", "-1"), ("inf", "inf"), ("nan", "nan"), ("1e12", "1e+12"))
         ),
         (["select count(*) from range(1000000000000) a, range(1000000) b", "--timeout", "0.2"], "longer than 0.2 s"),
     ],
@@ -95,26 +95,26 @@ def test_a_table_that_fits_the_terminal_is_one(tmp_path: Path) -> None:
 
 def test_a_table_wider_than_the_terminal_is_printed_row_by_row_and_whole(tmp_path: Path) -> None:
     write_run(tmp_path, rounds=2)
-    told = seen(["query", tmp_path, "select * from rounds"]).splitlines()
-    first, second = told.index("row 1"), told.index("row 2")
-    pairs = [line.split() for line in told[first + 1 : second]]
+    reported = seen(["query", tmp_path, "select * from rounds"]).splitlines()
+    first, second = reported.index("row 1"), reported.index("row 2")
+    pairs = [line.split() for line in reported[first + 1 : second]]
     with RunDatabase([tmp_path]) as database:
         assert [pair[0] for pair in pairs] == [*database.ask("from rounds", limit=1).columns]
     assert ["run", RUN_ID] in pairs
     assert ["num_env_steps_total", "6"] in pairs
-    assert not any("…" in line for line in told)
+    assert not any("…" in line for line in reported)
 
 
 def test_a_single_value_wider_than_the_terminal_is_not_cut(tmp_path: Path) -> None:
     write_run(tmp_path, rounds=1)
-    told = seen(["query", tmp_path, "select repeat('abcde', 60) as long"])
-    assert "abcde" * 60 in told.replace("\n", "")
+    reported = seen(["query", tmp_path, "select repeat('abcde', 60) as long"])
+    assert "abcde" * 60 in reported.replace("\n", "")
 
 
 def test_no_rows_and_many_columns_are_said_to_be_so(tmp_path: Path) -> None:
     write_run(tmp_path, rounds=1)
-    told = seen(["query", tmp_path, "select * from rounds where round > 9"])
-    assert "no rows; columns: run, group, seq, wall" in told
+    reported = seen(["query", tmp_path, "select * from rounds where round > 9"])
+    assert "no rows; columns: run, group, seq, wall" in reported
 
 
 def test_a_pipe_has_no_edge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,12 +161,12 @@ def test_an_answer_from_a_run_that_is_not_whole_says_so_once(
     assert capsys.readouterr().err == ""
     log.write(b"damage\n")
     main(["query", str(tmp_path), "select 1"])  # and no other exit code
-    told = f"run {RUN_ID} is not whole: see the table integrity, or esper verify '{tmp_path}/a b'"
-    assert capsys.readouterr().err == f"esper: {told}\n"
+    reported = f"run {RUN_ID} is not whole: see the table integrity, or esper verify '{tmp_path}/a b'"
+    assert capsys.readouterr().err == f"esper: {reported}\n"
     write_run(tmp_path / "c", rounds=1, run="c", finish=False)
     main(["query", str(tmp_path), "select 1"])
-    told = f"2 runs are not whole ({RUN_ID}, c): see the table integrity, or esper verify RUN"
-    assert capsys.readouterr().err == f"esper: {told}\n"
+    reported = f"2 runs are not whole ({RUN_ID}, c): see the table integrity, or esper verify RUN"
+    assert capsys.readouterr().err == f"esper: {reported}\n"
 
 
 EVIL = "run\x1b]0;owned\x07\u202e"
@@ -178,10 +178,10 @@ def test_what_a_log_holds_cannot_steer_the_terminal(tmp_path: Path, capsys: pyte
     main(["query", str(tmp_path / "one"), "select task from runs"])
     with pytest.raises(SystemExit):
         main(["query", str(tmp_path), "select 1"])
-    told = capsys.readouterr()
-    assert "run ]0;owned" in told.out
-    assert told.err.count("run ]0;owned") == 2
-    assert not {"\x1b", "\x07", "\u202e"} & {*told.out, *told.err}
+    reported = capsys.readouterr()
+    assert "run ]0;owned" in reported.out
+    assert reported.err.count("run ]0;owned") == 2
+    assert not {"\x1b", "\x07", "\u202e"} & {*reported.out, *reported.err}
 
 
 def test_csv_is_exact_in_a_file_and_harmless_on_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,22 +66,22 @@ def test_it_prints_its_address_and_ends_in_good_order(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (("--port", "70000"), "--port must be from 0 to 65535, got 70000"),
         (("--host", "203.0.113.7"), "cannot listen on 203.0.113.7 port 8050"),
     ],
 )
-def test_what_cannot_be_served_is_told(
-    words: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_served_is_reported(
+    words: tuple[str, ...], reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main(["serve", str(tmp_path), *words])
     assert end.value.code == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
-def test_a_port_in_use_and_a_weak_token_are_told(
+def test_a_port_in_use_and_a_weak_token_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):

@@ -35,7 +35,7 @@ from tests.karn.logs import (
 from tests.scripts.screens import open_screen, read_more, seen, shown, start
 
 
-def test_a_finished_run_is_told_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_reported_with_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, rounds=3)
     main(["status", str(tmp_path)])
     out = capsys.readouterr().out
@@ -54,11 +54,11 @@ def test_json_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     log.emit(T.CHECKPOINT_RECORDED, checkpoint())
     log.emit(T.ANOMALY_DETECTED, anomaly(), Severity.WARNING, round=5)
     main(["status", "--json", str(tmp_path)])
-    told = json.loads(capsys.readouterr().out)
-    assert told["state"] == "died"  # no end, no heartbeat, and long ago
-    assert [finding["state"] for finding in told["findings"]] == ["died", "warning", "steady"]
-    assert (told["round"], told["num_rounds"], told["accuracy_mean_pct"]) == (5, 20, 77.0)
-    assert told["num_rounds_done"] == 6
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["state"] == "died"  # no end, no heartbeat, and long ago
+    assert [finding["state"] for finding in reported["findings"]] == ["died", "warning", "steady"]
+    assert (reported["round"], reported["num_rounds"], reported["accuracy_mean_pct"]) == (5, 20, 77.0)
+    assert reported["num_rounds_done"] == 6
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -71,8 +71,8 @@ def test_json_is_valid_whatever_was_measured(value: float, tmp_path: Path, capsy
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    told = json.loads(capsys.readouterr().out, parse_constant=refuse)
-    assert told["return_mean"] == str(value)
+    reported = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert reported["return_mean"] == str(value)
 
 
 def test_a_failed_run_shows_its_error_and_not_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,10 +206,10 @@ def long_run(tmp_path: Path) -> LogWriter:
 
 
 def test_status_fits_a_terminal_of_80_columns_and_loses_no_figure(long_run: LogWriter) -> None:
-    told = seen(["status", long_run.folder])
-    lines = told.splitlines()
+    reported = seen(["status", long_run.folder])
+    lines = reported.splitlines()
     assert max(map(cell_len, lines)) <= 80
-    joined = " ".join(told.split())
+    joined = " ".join(reported.split())
     for words in (
         "the process is gone and left no end marker",
         "also warning: steps too large",
@@ -283,9 +283,9 @@ def test_a_log_of_a_newer_version_is_refused_with_advice(tmp_path: Path, capsys:
     with pytest.raises(SystemExit) as stopped:
         main(["status", str(tmp_path)])
     assert stopped.value.code == 2
-    told = capsys.readouterr().err
-    assert "schema version 99" in told
-    assert f"{tmp_path}/events/a000-s0.jsonl at byte 0" in told
+    reported = capsys.readouterr().err
+    assert "schema version 99" in reported
+    assert f"{tmp_path}/events/a000-s0.jsonl at byte 0" in reported
 
 
 def test_seeds_are_shown_in_the_place_of_their_slot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

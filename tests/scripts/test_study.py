@@ -155,8 +155,8 @@ def test_a_finished_training_that_lost_events_for_good_is_not_judged(tiny, judge
     assert caught.value.code == 3
     for _ in range(2):
         assert start(tiny) == 3
-        told = capsys.readouterr().err
-        assert f"the event log of {folder / 'policy-0'} is not whole: 1 events are lost" in told
+        reported = capsys.readouterr().err
+        assert f"the event log of {folder / 'policy-0'} is not whole: 1 events are lost" in reported
     assert judged == []
 
 

@@ -113,11 +113,11 @@ def test_a_log_that_does_not_reach_its_checkpoints_is_not_sound(
     last.checksum_path.unlink()
     capsys.readouterr()
     assert verify(str(run)) == 1
-    told = capsys.readouterr().out
-    assert "ckpt-00000003 counts events up to seq" in told
-    assert "but the log of attempt 1 is missing or empty" in told
-    assert "ckpt-00000001" not in told
-    assert "ckpt-00000002" not in told
+    reported = capsys.readouterr().out
+    assert "ckpt-00000003 counts events up to seq" in reported
+    assert "but the log of attempt 1 is missing or empty" in reported
+    assert "ckpt-00000001" not in reported
+    assert "ckpt-00000002" not in reported
     for path in (run / "events").iterdir():
         path.unlink()
     write_attempt(run)

@@ -24,7 +24,7 @@ def trained(start: RunStart) -> bool:
     return checkpoint.facts.bitwise
 
 
-def test_a_mixed_cluster_is_told_and_marks_the_run_for_good(
+def test_a_mixed_cluster_is_reported_and_marks_the_run_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     start = start_new(replace(TINY, rounds=1, checkpoint_s=0.0, console="off"), tmp_path, "run")

@@ -40,7 +40,7 @@ def log(tmp_path):
         set_hub(None)
 
 
-def test_a_log_of_the_process_is_told_the_whole_run(log):
+def test_a_log_of_the_process_is_reported_the_whole_run(log):
     _, history = train_ppo_vectorized(TINY)
     assert log.close().complete
     assert check_run(log.run_dir).problems == ()
@@ -52,7 +52,7 @@ def test_a_log_of_the_process_is_told_the_whole_run(log):
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyError("ours"), "failed"), (KeyboardInterrupt(), "interrupted")])
-def test_a_log_of_the_process_is_told_how_a_run_was_broken_off(log, monkeypatch, error, status):
+def test_a_log_of_the_process_is_reported_how_a_run_was_broken_off(log, monkeypatch, error, status):
     def broken(self):
         raise error
 
@@ -145,14 +145,14 @@ def test_the_policy_and_the_reward_have_one_discount(given, used):
 
 
 @pytest.mark.parametrize(("gamma", "warned"), [(None, False), (0.92, False), (0.91, True)])
-def test_a_discount_that_hides_the_end_of_an_episode_is_told_once(gamma, warned, capsys):
+def test_a_discount_that_hides_the_end_of_an_episode_is_reported_once(gamma, warned, capsys):
     """0.92 ** 4 = 0.716, 0.91 ** 4 = 0.686."""
     with open_trainer(replace(TINY, gamma=gamma), Listening()):
-        told = capsys.readouterr().err
+        reported = capsys.readouterr().err
     words = "gamma 0.91 over episodes of T = 4 epochs leaves gamma ** T = 0.69 of what is paid at the end; below 0.7"
-    assert told.count(words) == int(warned)
-    assert told.count("\n") == int(warned)
-    assert ("Leave --gamma out, or use 0.995" in told) == warned
+    assert reported.count(words) == int(warned)
+    assert reported.count("\n") == int(warned)
+    assert ("Leave --gamma out, or use 0.995" in reported) == warned
 
 
 def test_a_fixed_controller_runs_in_the_same_loop():

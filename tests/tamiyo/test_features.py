@@ -168,7 +168,7 @@ def test_slot_values_are_what_their_names_say() -> None:
     assert kept["may_fossilize"] == kept["may_advance"] == 0.0
 
 
-def told(spec: SimulationSpec) -> EnvView:
+def reported(spec: SimulationSpec) -> EnvView:
     """A state, and the one before it, of which every number is another and so is every change."""
     step = play(spec, script_chooser(KEEP))[2]
     seed = replace(
@@ -237,7 +237,7 @@ def test_every_number_of_a_report_stands_in_its_own_column() -> None:
     }
     missing = {"val_score_delta_3"}
     assert spec.lifecycle.max_live > 1
-    assert global_named(told(spec)) == pytest.approx(with_flags(GLOBAL_COLUMNS, expected, missing))
+    assert global_named(reported(spec)) == pytest.approx(with_flags(GLOBAL_COLUMNS, expected, missing))
 
 
 def test_every_number_of_a_slot_stands_in_its_own_column() -> None:
@@ -265,7 +265,7 @@ def test_every_number_of_a_slot_stands_in_its_own_column() -> None:
         "host_mixing_before_local": 1.0,
         "host_mixing_after_global": 1.0,
     }
-    env_view = told(spec)
+    env_view = reported(spec)
     layout = env_view.context.layout
     card = replace(layout.card("r0c0", "good"), macs_ratio=0.25, mixing="global", nonlinear=False)
     place = replace(layout.slots[0], depth_share=0.125, channels=32, positions=64, mixing_before="local")
@@ -331,7 +331,7 @@ def test_the_observation_has_no_scale_of_the_host_but_in_the_column_that_says_it
 def test_the_observation_has_no_scale_of_time_or_task() -> None:
     """Everything twice as slow, and 100 classes of which 1 % is chance: the same shares, the same rows."""
     spec = world()
-    env_view = told(spec)
+    env_view = reported(spec)
     report, previous = env_view.report, env_view.previous
     assert previous is not None
 

@@ -279,7 +279,7 @@ def with_forecast(state: ActionExecutionResult, spec: SimulationSpec, forecast: 
     return replace(state, reports=(report,), post_action_masks=(masks(report, spec.layout, spec.lifecycle),))
 
 
-def test_the_heuristic_acts_on_a_host_that_is_learning_unless_told_to_wait() -> None:
+def test_the_heuristic_acts_on_a_host_that_is_learning_unless_reported_to_wait() -> None:
     spec = world(horizon=40, host=HostCurve(start_pct=10.0, final_pct=95.0, epochs=60.0))
     assert epochs_of(episode("heuristic", spec), GERMINATE)[0] == 0
     assert epochs_of(episode("heuristic", spec, plateau_epochs=3), GERMINATE) == []

@@ -164,14 +164,14 @@ def test_a_cue_shows_at_reset_only_and_names_the_right_blueprint() -> None:
     blueprints = tuple(SimulatedBlueprint(name=name, gain_pp=(8.0, 8.0, 8.0)) for name in ("a", "b"))
     spec = flat(blueprints=blueprints, cue=Cue(blueprints=("a", "b"), loss_step=0.5))
     plan = [(0, germinate("r0c0", "b")), (1, act_on(ADVANCE, "r0c0"))]
-    told = set()
+    reported = set()
     for seed in seeds_of_episodes(20):
         steps = play(spec, script_chooser(plan), seed)
         start, end = steps[0].before, steps[-1].after
-        told.add((round(start.val_loss, 3), round(end.val_accuracy_pct - 50.0, 6)))
+        reported.add((round(start.val_loss, 3), round(end.val_accuracy_pct - 50.0, 6)))
         assert steps[0].after.val_loss == pytest.approx(0.5 * math.log(10)), "half right, half the loss of chance"
-    assert len(told) == 2
-    (low, without), (high, with_gain) = sorted(told)
+    assert len(reported) == 2
+    (low, without), (high, with_gain) = sorted(reported)
     assert high - low == pytest.approx(0.5)
     assert (without, with_gain) == (0.0, 8.0)
 
@@ -214,16 +214,16 @@ def test_an_env_that_is_over_sits_still() -> None:
     assert again.reports[0] == over.reports[0]
 
 
-def test_events_are_told_only_when_wanted_and_change_nothing() -> None:
+def test_events_are_reported_only_when_wanted_and_change_nothing() -> None:
     wanted = frozenset({TelemetryEventType.SEED_GERMINATED})
     loud, silent = SimulatedWorker(world()), SimulatedWorker(world())
     loud.reset(seeds(1))
     silent.reset(seeds(1))
-    told = loud.step([germinate("r0c0", "good")], wanted).reports[0]
+    reported = loud.step([germinate("r0c0", "good")], wanted).reports[0]
     untold = silent.step([germinate("r0c0", "good")]).reports[0]
-    assert [event.type for event in told.events] == [TelemetryEventType.SEED_GERMINATED]
+    assert [event.type for event in reported.events] == [TelemetryEventType.SEED_GERMINATED]
     assert untold.events == ()
-    assert replace(told, events=()) == untold
+    assert replace(reported, events=()) == untold
 
 
 @pytest.mark.parametrize(

@@ -178,10 +178,10 @@ def test_listeners_that_hang_when_a_checkpoint_or_the_end_asks_them_to_finish_ch
     assert opened.log_complete
     assert opened.checkpoints.saved_index == RUN.rounds
     assert check_run(tmp_path / "a").complete
-    told = capsys.readouterr().err
-    assert "flushing is switched off (did not end in time)" in told
-    assert "closing is switched off (did not end in time)" in told
-    assert "calm" not in told, "the others are none the worse for it"
+    reported = capsys.readouterr().err
+    assert "flushing is switched off (did not end in time)" in reported
+    assert "closing is switched off (did not end in time)" in reported
+    assert "calm" not in reported, "the others are none the worse for it"
 
 
 def test_a_listener_that_does_not_come_back_keeps_no_step_waiting(tmp_path, monkeypatch):
@@ -200,12 +200,12 @@ def test_a_listener_that_does_not_come_back_keeps_no_step_waiting(tmp_path, monk
     with vectorized.open_session(start, None, (Listener("hanging", write=hang),)) as opened:
         assert inside.wait(60.0)
         opened.trainer.run()
-        told = Counter(event["type"] for event in events_of(tmp_path / "a"))
+        reported = Counter(event["type"] for event in events_of(tmp_path / "a"))
         in_time = not returned
         release.set()
     assert in_time, "all was done while it was inside its first call"
     assert opened.trainer.next_round == opened.checkpoints.saved_index == 3
-    assert (told["ROUND_COMPLETED"], told["EPOCH_COMPLETED"]) == (3, 3 * 2 * 4), "and was in the log by then"
+    assert (reported["ROUND_COMPLETED"], reported["EPOCH_COMPLETED"]) == (3, 3 * 2 * 4), "and was in the log by then"
     assert check_run(tmp_path / "a").complete
 
 

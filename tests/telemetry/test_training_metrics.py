@@ -172,7 +172,7 @@ def test_a_closer_look_after_a_skipped_update_has_nothing_of_the_one_before(logg
     assert (found.layers, found.ratios, found.num_ratios_out_of_range) == (None, None, None)
 
 
-def test_memory_of_devices_is_told(monkeypatch):
+def test_memory_of_devices_is_reported(monkeypatch):
     from esper.simic.run import recorder
 
     cuda = recorder.torch.cuda
@@ -185,7 +185,7 @@ def test_memory_of_devices_is_told(monkeypatch):
     assert (found.allocated_bytes, found.reserved_bytes, found.total_bytes, found.num_retries) == (3, 5, 8, 2)
 
 
-def test_probabilities_are_told_of_heads_that_had_a_choice(logged):
+def test_probabilities_are_reported_of_heads_that_had_a_choice(logged):
     for event in of(logged[0], "ACTION_TAKEN"):
         data = event["data"]
         used = {"WAIT": {"op"}, "GERMINATE": {"op", "slot", "blueprint", "blend"}}.get(data["op"], {"op", "slot"})
@@ -229,7 +229,7 @@ def test_a_closer_look_describes_gradients_observations_and_all_probabilities(tm
     assert num_heads > 20
 
 
-def test_gradients_are_told_as_they_were_before_clipping(tmp_path):
+def test_gradients_are_reported_as_they_were_before_clipping(tmp_path):
     """Clipped ones would never look large. With one minibatch, the layers' norms are those of the whole update."""
     clipped = replace(RUN, ppo_epochs=1, minibatches=1, max_grad_norm=1e-3)
     with open_log(tmp_path, strict=True) as hub:
@@ -291,7 +291,7 @@ def test_every_level_tells_what_it_promises(tmp_path):
         folder = tmp_path / level.name
         with open_log(folder, strict=True) as hub:
             run_with(hub, RUN, level, escalation_epochs=0)
-        told = {TelemetryEventType(event["type"]) for event in events_of(folder)}
-        assert all(EVENTS[kind].level <= level for kind in told)
+        reported = {TelemetryEventType(event["type"]) for event in events_of(folder)}
+        assert all(EVENTS[kind].level <= level for kind in reported)
         layers = [event["data"]["layers"] for event in events_of(folder, "PPO_UPDATE_COMPLETED")]
         assert all(bool(found) == (level is TelemetryLevel.DEBUG) for found in layers)

@@ -77,7 +77,7 @@ def files_library(purged):
     return library
 
 
-def test_a_round_is_told_last_of_all_that_belongs_to_it(resumed):
+def test_a_round_is_reported_last_of_all_that_belongs_to_it(resumed):
     assert of(resumed.events, "ANOMALY_DETECTED")
     for number in range(LATER["rounds"]):
         mine = [event.type.value for event in resumed.events if event.round == number]
@@ -101,10 +101,10 @@ def test_a_closer_look_goes_on_where_a_run_is_resumed(resumed):
     assert update.data.layers
 
 
-def test_the_learning_rate_told_of_an_epoch_is_the_one_the_host_was_trained_with(resumed):
-    told = {(e.episode, e.env, e.epoch): e.data.lr for e in of(resumed.events, "EPOCH_COMPLETED")}
-    assert told == {place: brief(lr) for place, lr in resumed.lrs.items()}
-    assert len(set(told.values())) == FIRST.episode_length
+def test_the_learning_rate_reported_of_an_epoch_is_the_one_the_host_was_trained_with(resumed):
+    reported = {(e.episode, e.env, e.epoch): e.data.lr for e in of(resumed.events, "EPOCH_COMPLETED")}
+    assert reported == {place: brief(lr) for place, lr in resumed.lrs.items()}
+    assert len(set(reported.values())) == FIRST.episode_length
 
 
 def test_points_of_tensorboard_beyond_the_checkpoint_are_hidden_on_resume(resumed):

@@ -83,7 +83,7 @@ def open_on_first_core(build: Any, spec: Any, workers: int | None) -> Iterator[l
 
 
 @pytest.mark.parametrize("one_machine", [True, False])
-def test_workers_that_share_a_core_are_told_where_they_share_a_machine(
+def test_workers_that_share_a_core_are_reported_where_they_share_a_machine(
     one_machine: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     register_worker_kind(WorkerKind(name="narrow", description="", open=open_on_first_core, shares_files=one_machine))

@@ -333,7 +333,7 @@ def test_state_that_does_not_fit_changes_nothing(change: object, message: str) -
 
 
 @pytest.mark.parametrize("scale", [0.01, 100.0])
-def test_gradients_can_be_told_as_they_were_before_clipping(scale: float) -> None:
+def test_gradients_can_be_reported_as_they_were_before_clipping(scale: float) -> None:
     host, seed = group("host", 5, 3), group("seed", 4, rng_seed=2)
     optimizer = GrowingOptimizer(SGD, {"host": host, "r0c0": seed}, clip_norm=1.0)
     give_gradients(host, 1, scale)

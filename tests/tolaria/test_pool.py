@@ -216,7 +216,7 @@ if __name__ == "__main__":
     assert not is_running(pid)
 
 
-def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_a_guard_is_reported_so(tmp_path: Path) -> None:
     script = tmp_path / "unguarded.py"
     script.write_text(
         "from tests.tolaria import worlds\n"

@@ -159,7 +159,7 @@ class Grower:
             self._measurer = Measurer(self.network, evaluate, self.scale, every_coalition)
             self._begin(untrained)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     def _choose_controller(self, controller: Controller, params: Mapping[str, Any]) -> bool:
@@ -307,7 +307,7 @@ class Grower:
             if slot.stage.is_live:
                 self._note(self.network.prune(slot.spec.slot_id, Cause.AUTO))
         measured = self._measurer.measure(kept_too=True)
-        self._let_go()
+        self._release()
         return grown_result(self, measured.scores[measured.full], self._measurer.worth(measured))
 
     def abandon(self) -> None:
@@ -319,9 +319,9 @@ class Grower:
             for slot in self.network.all_slots():
                 if slot.stage.has_seed and slot.stage is not SeedStage.FOSSILIZED:
                     self.network.prune(slot.spec.slot_id, Cause.AUTO)
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._finished = True
         self.network.detach()
         if hasattr(self, "optimizers"):

@@ -87,7 +87,7 @@ class SiteMeter(SeedMeter):
 
 
 @record
-class Heard:
+class CapturedPass:
     """Features that a seed saw in a pass, and the gradient that came back to them."""
 
     features: Tensor
@@ -124,12 +124,12 @@ class SiteSlot(SeedSlot):
     def _forget_seed(self) -> None:
         super()._forget_seed()
         self.meter: SiteMeter | None = None
-        self._heard: Heard | None = None
+        self._captured: CapturedPass | None = None
         self._gradients: list[Tensor | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles leave out what belongs to a step under way."""
-        return {**self.__dict__, "_heard": None, "_gradients": None, "scaler": None}
+        return {**self.__dict__, "_captured": None, "_gradients": None, "scaler": None}
 
     def plant(self, seed: Residual, gate: GateNetwork | None, blueprint: str, blend: BlendSpec) -> SlotTransition:
         """Puts a new seed into the slot, in the mode of the model."""
@@ -202,8 +202,8 @@ class SiteSlot(SeedSlot):
         h = pick(output, self.site.path)
         if self.stage.is_blended:
             return put(output, self.site.path, self.blended(h))
-        listened = self._listen(module, h)
-        return None if listened is h else put(output, self.site.path, listened)
+        watched = self._capture_gradient(module, h)
+        return None if watched is h else put(output, self.site.path, watched)
 
     def blended(self, h: Tensor, source: Tensor | None = None) -> Tensor:
         """The features with the seed at its current alpha."""
@@ -214,7 +214,7 @@ class SiteSlot(SeedSlot):
         return mix(h, d.to(h.dtype), self.alpha)  # under autocast a seed may answer in another precision
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _listen(self, module: nn.Module, h: Tensor) -> Tensor:
+    def _capture_gradient(self, module: nn.Module, h: Tensor) -> Tensor:
         """Asks for the gradient of the features. The same tensor, unless its gradient is not computed at all."""
         if not h.requires_grad:  # everything before the site is frozen
             h = h.detach().requires_grad_().clone()
@@ -224,10 +224,10 @@ class SiteSlot(SeedSlot):
         device = h.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         own = next((p for name, p in module.named_parameters() if p.requires_grad and not in_slot(name)), None)
-        h.register_hook(partial(self._hear, features, features._version, autocast, own))  # type: ignore[no-untyped-call]
+        h.register_hook(partial(self._capture, features, features._version, autocast, own))  # type: ignore[no-untyped-call]
         return h
 
-    def _hear(
+    def _capture(
         self, features: Tensor, version: int, autocast: torch.dtype | None, own: nn.Parameter | None, gradient: Tensor
     ) -> None:
         """Runs inside the model's backward pass: keeps the pair for later."""
@@ -239,10 +239,12 @@ class SiteSlot(SeedSlot):
             return
         if own is not None and own.grad is None:
             # The host's gradients were dropped since, so the last pass led to no step, or the step is done.
-            self._heard, self._gradients = None, None
+            self._captured, self._gradients = None, None
         self._learn()
         scale = None if self.scaler is None else self.scaler.scale(torch.ones((), device=gradient.device))
-        self._heard = Heard(features=features, gradient=gradient.detach(), loss_scale=scale, autocast=autocast)
+        self._captured = CapturedPass(
+            features=features, gradient=gradient.detach(), loss_scale=scale, autocast=autocast
+        )
 
     # ---- outside the model's graph
 
@@ -258,20 +260,23 @@ class SiteSlot(SeedSlot):
         return {param: gradient for param, gradient in pairs if gradient is not None}
 
     def _learn(self) -> None:
-        """Adds the seed's gradient for the pair that was heard last, if there is one."""
-        if self._heard is None:
+        """Adds the seed's gradient for the pair that was captured last, if there is one."""
+        if self._captured is None:
             return
-        heard, self._heard = self._heard, None
+        captured, self._captured = self._captured, None
         assert self.meter is not None
-        x = self.site.canonical(heard.features).contiguous()
-        g = self.site.canonical(heard.gradient).float()
-        g = g if heard.loss_scale is None else g / heard.loss_scale
+        x = self.site.canonical(captured.features).contiguous()
+        g = self.site.canonical(captured.gradient).float()
+        g = g if captured.loss_scale is None else g / captured.loss_scale
         rows = x.shape[0] * x.shape[1] if self.topology == "transformer" else x.shape[0]
         h_rms = rms(x)
         if self.meter.eta is None:
             self.meter.listen(h_rms, g, rows)
             return
-        with torch.enable_grad(), torch.autocast(x.device.type, heard.autocast, enabled=heard.autocast is not None):
+        with (
+            torch.enable_grad(),
+            torch.autocast(x.device.type, captured.autocast, enabled=captured.autocast is not None),
+        ):
             d = self.delta(x)
         towards = self.meter.learn(h_rms, d.detach(), g, rows)
         fresh = torch.autograd.grad(d, list(self.parameters()), towards.to(d.dtype), allow_unused=True)

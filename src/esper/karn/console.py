@@ -12,6 +12,7 @@ from esper.karn.diagnosis import Diagnosis, RunCondition
 from esper.karn.view import ATTENTION, RunView
 from esper.leyline import (
     HEAD_NAMES,
+    ActionTaken,
     AnomalyDetected,
     ChoiceCount,
     GovernorStateChanged,
@@ -157,14 +158,15 @@ def _envs(view: RunView) -> Table:
     table.add_column("slots", no_wrap=True)
     table.add_column("last action")  # the one column that may be narrowed: figures are never cut
     for env in sorted(view.epochs)[:MAX_ENVS]:
-        *cells, action = (clean(cell) for cell in _env_cells(view, env))
+        *cells, action = env_cells(view, env)
         table.add_row(*map(Text, cells), Text(action, no_wrap=True, overflow="ellipsis"))
     if len(view.epochs) > MAX_ENVS:
         table.add_row(f"+{len(view.epochs) - MAX_ENVS}")
     return table
 
 
-def _env_cells(view: RunView, env: int) -> tuple[str, ...]:
+def env_cells(view: RunView, env: int) -> tuple[str, ...]:
+    """The row of one host: env, episode, epoch, accuracy, loss, parameters, slots and what was done last."""
     now, action = view.epochs[env], view.actions.get(env)
     state = now.data
     marks = {slot_id: STAGE_MARKS.get(slot.stage, "?") for slot_id, slot in state.slots.items()}
@@ -176,9 +178,14 @@ def _env_cells(view: RunView, env: int) -> tuple[str, ...]:
         f"{state.val_accuracy_pct:.1f}",
         f"{state.val_loss:.3g}",
         f"{state.params_total:,}",
-        "".join(marks.get(slot_id, "·") for slot_id in slot_ids or state.slots),
-        "" if action is None else " ".join(filter(None, (action.op, action.slot_id, action.blueprint))),
+        clean("".join(marks.get(slot_id, "·") for slot_id in slot_ids or state.slots)),
+        "" if action is None else clean(action_words(action)),
     )
+
+
+def action_words(action: ActionTaken) -> str:
+    """What was done, where, and with what."""
+    return " ".join(filter(None, (action.op, action.slot_id, action.blueprint)))
 
 
 def blueprint_table(view: RunView) -> Table:

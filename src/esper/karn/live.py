@@ -144,7 +144,7 @@ class LiveConsole:
         self._view: RunView | None = None
         self._figures = ""
         self._verdict: Diagnosis | None = None
-        self._told: frozenset[tuple[RunCondition, str]] = frozenset()
+        self._shown: frozenset[tuple[RunCondition, str]] = frozenset()
 
     def start(self) -> None:
         """Prints the opening, and draws the empty bar."""
@@ -217,10 +217,10 @@ class LiveConsole:
             (found.state, re.split("[ :]", found.why)[0]): found for found in findings if found.severity in ATTENTION
         }
         for key, found in urgent.items():
-            if key not in self._told:
+            if key not in self._shown:
                 what = found.now if found.state in _PLAIN else found.headline
                 self._warn(round_idx, found.severity, f"{what} ({found.why}). {found.next}")
-        self._told = frozenset(urgent)
+        self._shown = frozenset(urgent)
 
     def _warn(self, round_idx: int | None, severity: Severity, text: str) -> None:
         at = "-" if round_idx is None else f"{round_idx + 1}/{self._rounds}"

@@ -62,8 +62,8 @@ def ask_runs(
             except ChildProcessError:
                 if time.monotonic() < until:
                     raise
-                told = f"the query took longer than {timeout_s:g} s and was stopped; raise --timeout"
-                raise ValueError(told) from None
+                words = f"the query took longer than {timeout_s:g} s and was stopped; raise --timeout"
+                raise ValueError(words) from None
         except ChildProcessError as error:
             raise ValueError(TOO_MUCH_MEMORY) from error
         finally:

@@ -373,7 +373,7 @@ def test_an_env_that_leaves_nothing_legal_is_named() -> None:
         ({"reward": 3e38, "since": 1}, r"env 1, step 0 of the rollout: expected a finite return, got inf"),
     ],
 )
-def test_a_number_that_is_not_finite_is_told_before_anything_learns_from_it(wrong: Any, words: str) -> None:
+def test_a_number_that_is_not_finite_is_reported_before_anything_learns_from_it(wrong: Any, words: str) -> None:
     envs = SyncVectorEnv([partial(Clock, truncates=True), partial(Broken, **wrong)])
     ppo = RecurrentPPO(envs, GymConfig(schedule_steps=100, steps_per_round=12, width=8, lam=1.0, gamma=1.0), run_seed=0)
     before = [value.clone() for value in ppo.network.state_dict().values()]

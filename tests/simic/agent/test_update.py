@@ -48,7 +48,7 @@ def test_the_ratio_is_one_at_first_and_moves_after() -> None:
     assert min(log_ratio[1:]) > 1e-3
 
 
-def test_a_head_that_no_gradient_reaches_is_told_as_missing() -> None:
+def test_a_head_that_no_gradient_reaches_is_reported_as_missing() -> None:
     spec = small_world()
     agent = small_agent(spec)
     for parameter in agent.network.head_parameters()["blend"]:
@@ -284,6 +284,6 @@ def test_the_first_returns_do_not_blow_the_critic_up() -> None:
     before = head(features)
     head.rescale(torch.linspace(0.7, 0.9, 50))
     assert torch.equal(head(features), before), "normalised predictions stay small"
-    told = head.denormalize(head(features))
+    reported = head.denormalize(head(features))
     head.rescale(torch.linspace(1.5, 3.5, 50))
-    assert torch.allclose(head.denormalize(head(features)), told, atol=1e-5), "later ones survive a new scale"
+    assert torch.allclose(head.denormalize(head(features)), reported, atol=1e-5), "later ones survive a new scale"

@@ -65,7 +65,7 @@ def test_a_hostage_is_seen_for_as_long_as_it_is_held() -> None:
     assert held == sorted(held), "once seen, it is seen until the end"
 
 
-def test_a_parasite_is_told_of_once_in_its_episode() -> None:
+def test_a_parasite_is_reported_of_once_in_its_episode() -> None:
     watch, sink = SuspicionWatch(), ListSink()
     for epoch, found in enumerate(signs(PARASITE)):
         watch.emit(sink, EnvContext(round=0, episode=0, env=0, epoch=epoch), found)

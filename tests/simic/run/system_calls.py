@@ -77,8 +77,8 @@ def _killed_at(run: RunDir, point: int, torn: bool) -> tuple[bool, str]:
             save_and_retain(run)
         os._exit(0)
     os.close(writer)
-    with os.fdopen(reader) as told:
-        call = told.read()
+    with os.fdopen(reader) as reported:
+        call = reported.read()
     _, status = os.waitpid(pid, 0)
     return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, call
 

@@ -43,7 +43,7 @@ def test_what_went_in_comes_out(tmp_path: Path) -> None:
     assert saved.save_ms > 0
 
 
-def test_the_newest_is_told_by_number_not_by_text_or_time(tmp_path: Path) -> None:
+def test_the_newest_is_reported_by_number_not_by_text_or_time(tmp_path: Path) -> None:
     run = run_with(tmp_path, 100_000_000, 99_999_999)
     assert newest(run)[0].facts.index == 100_000_000
 

@@ -128,23 +128,23 @@ def test_one_error_at_any_call_is_survived(tmp_path: Path) -> None:
         assert len(names(run)) == 2 + point, f"call {point} left something behind"
 
 
-def test_errors_from_any_call_on_are_told_and_leave_nothing(tmp_path: Path) -> None:
+def test_errors_from_any_call_on_are_reported_and_leave_nothing(tmp_path: Path) -> None:
     run = run_with(tmp_path, 1, 2)
     before = names(run)
-    told = []
+    reported = []
     for point in range(num_calls(tmp_path)):
         with watched(failing(errno.ENOSPC, adding_from(point))):
             try:
                 save(run, 3)
             except StorageError as error:
-                told.append(error)
+                reported.append(error)
         assert names(run) == before, f"from call {point} on"
-    assert len(told) == num_calls(tmp_path / "again"), "every one of them was needed"
+    assert len(reported) == num_calls(tmp_path / "again"), "every one of them was needed"
     assert newest(run)[0].facts.index == 2
 
 
 @pytest.mark.parametrize("number", STORAGE_ERRORS)
-def test_a_save_is_tried_three_times_then_told_with_all_that_helps(number: int, tmp_path: Path) -> None:
+def test_a_save_is_tried_three_times_then_reported_with_all_that_helps(number: int, tmp_path: Path) -> None:
     run = run_with(tmp_path, 1)
     pauses: list[float] = []
     tries: list[str] = []

@@ -164,7 +164,7 @@ def test_identity_is_what_the_bits_depend_on() -> None:
         torch.set_num_threads(before)
 
 
-def test_every_difference_is_told_also_one_sided_ones() -> None:
+def test_every_difference_is_reported_also_one_sided_ones() -> None:
     stored: Identity = {"torch": "2.12.0", "threads": 1, "amp": False}
     present: Identity = {"torch": "2.13.0", "threads": 1, "device": "cpu"}
     assert identity_differences(stored, present) == (

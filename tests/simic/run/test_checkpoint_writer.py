@@ -23,11 +23,11 @@ class Log(Hub):
         self.now_s = 0.0
         self.flushes_s: list[float] = []
         self.num_dropped: dict[str, int] = {}
-        self.told: list[tuple[Severity, str, int, str | None]] = []
+        self.reported: list[tuple[Severity, str, int, str | None]] = []
 
     def emit(self, event: TelemetryEvent) -> None:
         assert isinstance(event.data, CheckpointRecorded)
-        self.told.append((event.severity, event.data.action, event.data.round, event.data.error))
+        self.reported.append((event.severity, event.data.action, event.data.round, event.data.error))
 
     def health(self) -> HubHealth:
         return replace(super().health(), num_dropped=self.num_dropped)
@@ -68,7 +68,7 @@ def test_a_checkpoint_counts_the_events_that_are_durable_and_no_others(tmp_path:
     assert load_checkpoint(saved.path).facts.next_seq == 7
 
 
-def test_a_save_that_the_log_does_not_allow_is_told_as_failed(tmp_path: Path) -> None:
+def test_a_save_that_the_log_does_not_allow_is_reported_as_failed(tmp_path: Path) -> None:
     log = Log()
     writer = writer_of(tmp_path, log, checkpoint_s=0.0, require_complete=True)
     log.flushes_s = [60.0]
@@ -78,7 +78,7 @@ def test_a_save_that_the_log_does_not_allow_is_told_as_failed(tmp_path: Path) ->
     writer.offer(2, lambda: contents(2), score=None, last=False)
     log.num_dropped = {}
     writer.offer(3, lambda: contents(3), score=None, last=False)
-    assert log.told == [
+    assert log.reported == [
         (Severity.ERROR, "save_failed", 1, "the event log cannot be made durable"),
         (Severity.ERROR, "save_failed", 2, "the event log has lost events, and this run needs them all"),
         (Severity.INFO, "saved", 3, None),

@@ -23,7 +23,7 @@ RUN = replace(TINY, controller="wait_only", rounds=3, envs=1, minibatches=1, epi
 
 
 class Meter(Hub):
-    """A hub whose writer has worked and waited as long as it is told, by the end of each round."""
+    """A hub whose writer has worked and waited as long as it is reported, by the end of each round."""
 
     writer_cpu_ms = (100.0, 250.0, 450.0)
     high_water = (3, 9, 9)
@@ -54,9 +54,9 @@ def test_a_profile_has_the_cost_of_telemetry_in_its_own_round(monkeypatch):
     monkeypatch.setattr(recorder, "time", SimpleNamespace(thread_time=lambda: float(next(ticks))))
     hub = Meter()
     run_with(hub, RUN, TelemetryLevel.NORMAL)
-    told_s = (0 + 1 + 2, 1 + 1 + 2, 1 + 1 + 2)
+    reported_s = (0 + 1 + 2, 1 + 1 + 2, 1 + 1 + 2)
     written_ms = (100.0, 150.0, 200.0)
-    expected = [1e3 * told + written for told, written in zip(told_s, written_ms, strict=True)]
+    expected = [1e3 * reported + written for reported, written in zip(reported_s, written_ms, strict=True)]
     assert [profile.telemetry_cpu_ms for profile in hub.of("PROFILE_MEASURED")] == expected
 
 
@@ -79,13 +79,13 @@ def test_a_seeds_contribution_is_the_same_in_both_events(tmp_path, monkeypatch, 
     with open_log(tmp_path, strict=True) as hub:
         run_with(hub, PLANTS, TelemetryLevel.NORMAL)
     epochs = {(e["env"], e["epoch"]): e["data"]["slots"] for e in events_of(tmp_path, "EPOCH_COMPLETED")}
-    told = 0
+    reported = 0
     for event in events_of(tmp_path, "COALITION_MEASURED"):
         slots = epochs[event["env"], event["epoch"]]
         for slot_id, worth in event["data"]["contribution_pp"].items():
-            told += worth != 0.0
+            reported += worth != 0.0
             assert slots[slot_id]["contribution_pp"] == pytest.approx(worth, abs=1e-4)
-    assert told > 3
+    assert reported > 3
 
 
 @pytest.mark.parametrize("budget", [195, None])
@@ -107,9 +107,9 @@ def test_rollbacks_are_judged_whoever_decides(learned):
         rolled_back = MIN_RATE_EPISODES if number == 1 else 0
         summary = replace(SUMMARY, num_rollbacks=rolled_back, num_episodes_total=MIN_RATE_EPISODES * (number + 1))
         log.round_ends(number, summary, learned, (), NO_TIME)
-    told = [(e.round, e.data.metric, e.data.limit) for e in sink.events if e.type.value == "ANOMALY_DETECTED"]
+    reported = [(e.round, e.data.metric, e.data.limit) for e in sink.events if e.type.value == "ANOMALY_DETECTED"]
     limit = THRESHOLDS["rollbacks_per_100_episodes"].limit_of(Severity.CRITICAL)
-    assert told == [(1, "rollbacks_per_100_episodes", limit)]
+    assert reported == [(1, "rollbacks_per_100_episodes", limit)]
 
 
 class Looks:
@@ -145,7 +145,7 @@ def test_an_alarm_brings_evidence_at_level_debug_when_it_is_raised(level):
     assert looks.num_bundles == (level is TelemetryLevel.DEBUG)
 
 
-def test_the_end_of_a_round_is_told_after_everything_else_of_it():
+def test_the_end_of_a_round_is_reported_after_everything_else_of_it():
     sink = ListSink()
     log = recorder_to(sink, num_rounds=12, reads=Looks())
     for number in range(12):
@@ -153,10 +153,10 @@ def test_the_end_of_a_round_is_told_after_everything_else_of_it():
         log.round_begins(number)
         summary = replace(SUMMARY, num_rollbacks=0, rolling_accuracy_pct=50.0 if last else 80.0)
         log.round_ends(number, summary, SKIPPED if last else metrics(), (EPISODE,), NO_TIME)
-    told = [event.type.value for event in sink.events if event.round == 11]
-    assert told[-1] == "ROUND_COMPLETED"
+    reported = [event.type.value for event in sink.events if event.round == 11]
+    assert reported[-1] == "ROUND_COMPLETED"
     before = "EPISODE_COMPLETED PPO_UPDATE_COMPLETED ANOMALY_DETECTED CHOICE_STATS TREND_DETECTED PROFILE_MEASURED"
-    assert set(told[:-1]) == set(before.split())
+    assert set(reported[:-1]) == set(before.split())
 
 
 def facts_of(sink):
@@ -198,10 +198,10 @@ class Told(Hub):
         self.kinds.add(event.type.value)
 
 
-@pytest.mark.parametrize(("level", "told"), [(TelemetryLevel.OFF, False), (TelemetryLevel.MINIMAL, True)])
-def test_hosts_report_what_the_level_wants_and_no_more(level, told):
+@pytest.mark.parametrize(("level", "reported"), [(TelemetryLevel.OFF, False), (TelemetryLevel.MINIMAL, True)])
+def test_hosts_report_what_the_level_wants_and_no_more(level, reported):
     hub = Told()
     run_with(hub, PLANTS, level)
-    assert ({"SEED_GERMINATED", "SEED_STAGE_CHANGED"} <= hub.kinds) == told
-    assert any(kind.startswith("SEED_") for kind in hub.kinds) == told
+    assert ({"SEED_GERMINATED", "SEED_STAGE_CHANGED"} <= hub.kinds) == reported
+    assert any(kind.startswith("SEED_") for kind in hub.kinds) == reported
     assert "ROUND_COMPLETED" in hub.kinds

@@ -90,15 +90,15 @@ def test_a_disk_that_takes_no_bytes_is_found_before_training(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_scarce_space_is_told(tmp_path: Path) -> None:
+def test_scarce_space_is_reported(tmp_path: Path) -> None:
     run = create_run(tmp_path)
     free = free_bytes(tmp_path)
     assert free is not None
     assert space_warning(run, 1000) is None
-    told = space_warning(run, free)
-    assert told is not None
-    assert "Make room for at least 3" in told
-    assert f"{free:,}" in told
+    reported = space_warning(run, free)
+    assert reported is not None
+    assert "Make room for at least 3" in reported
+    assert f"{free:,}" in reported
 
 
 def test_what_is_no_run_is_refused_with_what_it_is(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_is_no_run_is_refused_with_what_it_is(tmp_path: Path) -> None:
 # ---- one owner
 
 
-def test_a_second_process_is_told_who_has_the_run(tmp_path: Path) -> None:
+def test_a_second_process_is_reported_who_has_the_run(tmp_path: Path) -> None:
     run = create_run(tmp_path, "mine")
     with holder(run) as other:
         expected = rf"mine is in use by process {other.pid} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC\. Wait"

@@ -50,7 +50,7 @@ class Loop:
     def send(self, signum: signal.Signals) -> None:
         os.killpg(self.process.pid, signum)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         assert self.process.stderr is not None
         return self.process.stderr.readline()
 
@@ -72,7 +72,7 @@ def loop(until: str, *ignored: str) -> Iterator[Loop]:
 def test_the_first_interrupt_waits_for_the_round_and_says_how_long() -> None:
     with loop("after_round") as run:
         run.send(signal.SIGINT)
-        assert run.told() == (
+        assert run.reported() == (
             "esper: stopping after this round (rounds take about 12 s); "
             "Ctrl-C again stops now and repeats it on resume\n"
         )
@@ -82,9 +82,9 @@ def test_the_first_interrupt_waits_for_the_round_and_says_how_long() -> None:
 def test_the_second_interrupt_stops_now_and_cancels() -> None:
     with loop("now") as run:
         run.send(signal.SIGINT)
-        assert "after this round" in run.told()
+        assert "after this round" in run.reported()
         run.send(signal.SIGINT)
-        assert "stopping now" in run.told()
+        assert "stopping now" in run.reported()
         assert run.end() == (130, "True True 1")
 
 
@@ -92,7 +92,7 @@ def test_the_third_interrupt_ends_the_process() -> None:
     with loop("never") as run:
         for words in ("after this round", "stopping now"):
             run.send(signal.SIGINT)
-            assert words in run.told()
+            assert words in run.reported()
         run.send(signal.SIGINT)
         assert run.end() == (130, "")
 
@@ -101,14 +101,14 @@ def test_the_third_interrupt_ends_the_process() -> None:
 def test_a_request_to_end_stops_now(signum: signal.Signals, code: int) -> None:
     with loop("now") as run:
         run.send(signum)
-        assert "stopping now" in run.told()
+        assert "stopping now" in run.reported()
         assert run.end() == (code, "True True 1")
 
 
 def test_the_signal_that_stopped_the_run_gives_the_code() -> None:
     with loop("now") as run:
         run.send(signal.SIGINT)
-        assert "after this round" in run.told()
+        assert "after this round" in run.reported()
         run.send(signal.SIGTERM)
         assert run.end() == (143, "True True 1")
 
@@ -135,7 +135,7 @@ def test_handlers_come_back_also_after_an_error() -> None:
     assert [signal.getsignal(signum) for signum in signums] == before
 
 
-def test_later_signals_change_nothing_and_a_late_watcher_is_told() -> None:
+def test_later_signals_change_nothing_and_a_late_watcher_is_reported() -> None:
     calls: list[int] = []
     with StopSignals() as stops:
         assert not stops.after_round

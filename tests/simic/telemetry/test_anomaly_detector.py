@@ -108,8 +108,8 @@ def test_patient_rows_wait_for_a_run_of_bad_values(name: str) -> None:
 def test_skipped_updates_are_counted_in_a_row() -> None:
     detector = AnomalyDetector()
     skipped = inputs(performed=False)
-    told = [[(f.data.state, f.severity, f.data.value) for f in check(detector, skipped)] for _ in range(4)]
-    assert told == [[("entered", Severity.WARNING, 1.0)], [], [("worsened", Severity.CRITICAL, 3.0)], []]
+    reported = [[(f.data.state, f.severity, f.data.value) for f in check(detector, skipped)] for _ in range(4)]
+    assert reported == [[("entered", Severity.WARNING, 1.0)], [], [("worsened", Severity.CRITICAL, 3.0)], []]
     assert [f.data.state for f in check(detector, inputs())] == ["cleared"]
     assert [f.data.value for f in check(detector, skipped)] == [1.0]
 
@@ -139,12 +139,12 @@ def test_warm_up_silences_all_rows_but_the_marked_ones() -> None:
     assert {f.data.kind for f in check(detector, inputs(**awful))} == {"return_corr"}
 
 
-def test_an_alarm_is_told_on_change_only_and_clears_with_a_margin() -> None:
+def test_an_alarm_is_reported_on_change_only_and_clears_with_a_margin() -> None:
     detector = AnomalyDetector()
     warm(detector)
     story = [0.31, 0.4, 0.6, 0.7, 0.4, 0.31, 0.29, 0.25, 0.21, 0.19, 0.1, 0.35]
-    told = [[f.data.state for f in check(detector, inputs(clip_fraction=v))] for v in story]
-    assert told == [["entered"], [], ["worsened"], [], [], [], [], [], [], ["cleared"], [], ["entered"]]
+    reported = [[f.data.state for f in check(detector, inputs(clip_fraction=v))] for v in story]
+    assert reported == [["entered"], [], ["worsened"], [], [], [], [], [], [], ["cleared"], [], ["entered"]]
 
 
 def test_what_is_not_a_number_is_critical_and_named_first() -> None:
@@ -249,12 +249,14 @@ def test_sick_and_dormant_seeds(field: str, kind: str) -> None:
         found = [f for f in detector.check_all(calm, epoch_of(0, 1)).findings if f.severity is severity]
         assert not found
         sick, detector = report_with(**{field: bad}), AnomalyDetector()
-        told = [detector.check_all(sick, epoch_of(0, epoch)).findings for epoch in range(1, 1 + row.num_consecutive)]
-        assert not any(told[:-1])
-        assert [(f.data.metric, f.severity) for f in told[-1]] == [(f"{kind}:r0c0", severity)]
+        reported = [
+            detector.check_all(sick, epoch_of(0, epoch)).findings for epoch in range(1, 1 + row.num_consecutive)
+        ]
+        assert not any(reported[:-1])
+        assert [(f.data.metric, f.severity) for f in reported[-1]] == [(f"{kind}:r0c0", severity)]
 
 
-def test_a_jump_of_the_loss_is_told_before_the_governor_acts() -> None:
+def test_a_jump_of_the_loss_is_reported_before_the_governor_acts() -> None:
     detector = AnomalyDetector()
     for epoch in range(LOSS_MIN_HISTORY):
         assert not detector.check_all(report_with(), epoch_of(0, epoch)).findings
@@ -295,7 +297,7 @@ def test_a_loss_that_is_no_number_is_no_part_of_what_is_usual() -> None:
     losses = [1.0] * LOSS_MIN_HISTORY + [math.inf, math.inf, math.nan, math.nan]
     for epoch, loss in enumerate(losses):
         found = detector.check_all(report_with(val_loss=loss), epoch_of(0, epoch)).findings
-        assert bool(found) == (epoch == LOSS_MIN_HISTORY), "told once"
+        assert bool(found) == (epoch == LOSS_MIN_HISTORY), "reported once"
     (cleared,) = detector.check_all(report_with(val_loss=1.0), epoch_of(0, len(losses))).findings
     assert (cleared.data.kind, cleared.data.state, cleared.data.value) == ("val_loss_ratio", "cleared", 1.0)
     json.dumps(detector.state_dict(), allow_nan=False)
@@ -304,18 +306,18 @@ def test_a_loss_that_is_no_number_is_no_part_of_what_is_usual() -> None:
 def test_a_checkpoint_between_epochs_changes_nothing() -> None:
     rng = random.Random(4)
     plain, resumed = AnomalyDetector(), AnomalyDetector()
-    num_told = 0
+    num_reported = 0
     for step in range(80):
         stage = rng.choice([SeedStage.TRAINING, SeedStage.TRAINING, SeedStage.FOSSILIZED])
         report = report_with(stage, val_loss=rng.choice([1.0, 1.1, 5.0]), grad_health=rng.choice([1.0, 0.5, 0.1]))
         ctx = epoch_of(step % 2, (step // 2) % 10, episode=step // 20)
         expected = plain.check_all(report, ctx)
         assert resumed.check_all(report, ctx) == expected
-        num_told += len(expected.findings)
+        num_reported += len(expected.findings)
         saved = json.loads(json.dumps(resumed.state_dict(), allow_nan=False))
         resumed = AnomalyDetector()
         resumed.load_state_dict(saved)
-    assert num_told > 20
+    assert num_reported > 20
 
 
 def test_envs_have_alarms_of_their_own() -> None:

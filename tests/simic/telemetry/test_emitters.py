@@ -159,7 +159,7 @@ def test_a_real_update_reaches_the_log_as_it_was(tmp_path: Path) -> None:
     assert data.layers[0].name == "lstm.weight"  # type: ignore[attr-defined]
 
 
-def test_a_skipped_update_is_told_as_a_warning() -> None:
+def test_a_skipped_update_is_reported_as_a_warning() -> None:
     sink = ListSink()
     emit_ppo_update_event(sink, 5, metrics(performed=False, skip_reason="no data", lstm=None, observations=None))
     (data,) = sink.of("PPO_UPDATE_COMPLETED")
@@ -176,14 +176,14 @@ def test_alarms_carry_their_severity_and_raised_ones_the_bundle() -> None:
     for ratio in (1.0, bad, worse, 1.0):
         report = detector.check_all(inputs(ratio_max=ratio), 2)
         emit_anomaly_diagnostics(sink, report, 2, bundle)
-    told = sink.of("ANOMALY_DETECTED")
-    assert [(data.state, data.kind, data.value) for data in told] == [
+    reported = sink.of("ANOMALY_DETECTED")
+    assert [(data.state, data.kind, data.value) for data in reported] == [
         ("entered", "ratio_max", bad),
         ("worsened", "ratio_max", worse),
         ("cleared", "ratio_max", 1.0),
     ]
     assert [event.severity for event in sink.events] == [Severity.WARNING, Severity.CRITICAL, Severity.INFO]
-    assert [data.debug for data in told] == [bundle, bundle, None]
+    assert [data.debug for data in reported] == [bundle, bundle, None]
     assert sink.events[0].env is None
     findings = AnomalyDetector().check_all(inputs(ratio_max=9.0), 2).findings
     emit_anomaly_diagnostics(sink, AnomalyReport(findings=findings), CTX)

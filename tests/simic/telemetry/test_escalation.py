@@ -171,7 +171,7 @@ def test_workers_learn_what_is_wanted_and_of_which_envs_more() -> None:
     assert workers.gradient_detail_envs == {0, 1}
 
 
-def test_rollbacks_are_told_even_where_nothing_is_logged() -> None:
+def test_rollbacks_are_reported_even_where_nothing_is_logged() -> None:
     workers = Workers()
     apply_slot_telemetry(workers, escalation(level=TelemetryLevel.OFF), [at(0, 0)])
     assert (workers.wanted, workers.gradient_detail_envs) == ({TelemetryEventType.GOVERNOR_STATE_CHANGED}, frozenset())

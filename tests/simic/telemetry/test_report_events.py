@@ -65,7 +65,7 @@ def test_an_epoch_with_all_its_slots() -> None:
 
 
 def test_coalitions_agree_with_the_slot_reports() -> None:
-    told = fossils_only = 0
+    reported = fossils_only = 0
     for seed in range(6):
         for step in busy_episode(seed):
             sink = ListSink()
@@ -74,7 +74,7 @@ def test_coalitions_agree_with_the_slot_reports() -> None:
             undecided = players - {s.slot_id for s in step.after.slots if s.stage is SeedStage.FOSSILIZED}
             assert len(sink.events) == (bool(undecided) or (step.after.terminal and bool(players)))
             for data in sink.of("COALITION_MEASURED"):
-                told += 1
+                reported += 1
                 fossils_only += not undecided
                 worth = {s.slot_id: s.contribution_pp for s in step.after.slots if s.contribution_pp is not None}
                 assert {slot: data.contribution_pp[slot] for slot in worth} == pytest.approx(worth, abs=1e-5)
@@ -82,7 +82,7 @@ def test_coalitions_agree_with_the_slot_reports() -> None:
                 assert full.accuracy_pct == pytest.approx(step.after.val_accuracy_pct)
                 kept = next(row for row in data.rows if row.mask == data.committed_mask)
                 assert kept.accuracy_pct == pytest.approx(step.after.committed_accuracy_pct)
-    assert told > 20
+    assert reported > 20
     assert fossils_only > 0
 
 
@@ -93,7 +93,7 @@ def table_of(num_slots: int, masks: range | list[int]) -> CoalitionTable:
     return CoalitionTable(slot_ids=slot_ids, accuracy_pct=values, loss=dict.fromkeys(masks, 1.0))
 
 
-def test_only_what_was_measured_is_told() -> None:
+def test_only_what_was_measured_is_reported() -> None:
     table = table_of(3, range(8))
     full = describe_coalitions(table, ["r0c1"], table.accuracy_pct)
     assert (full.strategy, full.committed_mask, len(full.rows)) == ("full", "010", 8)
@@ -144,7 +144,7 @@ def look(
     watch.emit(sink, at or ctx(report), report, legal, lifecycle, always=always)
 
 
-def test_gates_are_told_when_they_are_found_closed_and_when_they_open() -> None:
+def test_gates_are_reported_when_they_are_found_closed_and_when_they_open() -> None:
     steps, lifecycle = training_seed()
     watch, sink = GateWatch(), ListSink()
     for step in steps:
@@ -164,22 +164,22 @@ def test_a_gate_that_is_found_open_holds_nobody_up() -> None:
     assert not sink.events
 
 
-def test_at_debug_every_look_at_a_gate_is_told_with_all_checks() -> None:
+def test_at_debug_every_look_at_a_gate_is_reported_with_all_checks() -> None:
     steps, lifecycle = training_seed()
     watch, sink = GateWatch(), ListSink()
     for step in steps:
         look(watch, sink, step.after, lifecycle, always=True)
-    told = sink.of("GATE_EVALUATED")
+    reported = sink.of("GATE_EVALUATED")
     seeds = [step.after.slots[0] for step in steps if step.after.slots[0].stage is SeedStage.TRAINING]
-    assert len(told) == len(seeds) > 5
-    for data, seed in zip(told, seeds, strict=True):
+    assert len(reported) == len(seeds) > 5
+    for data, seed in zip(reported, seeds, strict=True):
         assert (data.passed, data.checks) == (
             gate_blend(seed, lifecycle).passed,
             gate_blend(seed, lifecycle).checks,
         )
 
 
-def test_a_new_host_is_told_about_anew() -> None:
+def test_a_new_host_is_reported_about_anew() -> None:
     steps, lifecycle = training_seed()
     held = steps[2].after
     watch, sink = GateWatch(), ListSink()
@@ -194,7 +194,7 @@ def test_a_new_host_is_told_about_anew() -> None:
 
 def test_what_masks_know_already_is_what_the_gates_say() -> None:
     """Masks that forbid everything make the watch ask every gate itself."""
-    told = 0
+    reported = 0
     for seed in range(6):
         asked, trusted = (GateWatch(), ListSink()), (GateWatch(), ListSink())
         for step in busy_episode(seed):
@@ -203,8 +203,8 @@ def test_what_masks_know_already_is_what_the_gates_say() -> None:
             asked[0].emit(asked[1], ctx(report), report, over, spec.lifecycle)
             look(*trusted, report, spec.lifecycle)
         assert trusted[1].of("GATE_EVALUATED") == asked[1].of("GATE_EVALUATED")
-        told += len(trusted[1].events)
-    assert told > 10
+        reported += len(trusted[1].events)
+    assert reported > 10
 
 
 def hostage(slot_id: str = "r0c0") -> RewardHackingSuspected:
@@ -224,7 +224,7 @@ def over_claim(slot_id: str = "r0c0") -> RewardHackingSuspected:
 LASTING = ROWS["ransomware"].num_consecutive
 
 
-def told_of(epochs: list[list[RewardHackingSuspected]]) -> list[tuple[int | None, str, str]]:
+def reported_of(epochs: list[list[RewardHackingSuspected]]) -> list[tuple[int | None, str, str]]:
     """(epoch, pattern, slot) of everything that is told of an episode with these signs."""
     watch, sink = SuspicionWatch(), ListSink()
     for epoch, found in enumerate(epochs):
@@ -232,20 +232,20 @@ def told_of(epochs: list[list[RewardHackingSuspected]]) -> list[tuple[int | None
     return [(event.epoch, event.data.pattern, event.data.slot_id) for event in sink.events]  # type: ignore[attr-defined]
 
 
-def test_a_lasting_suspicion_is_told_once() -> None:
+def test_a_lasting_suspicion_is_reported_once() -> None:
     assert LASTING > 1
-    assert told_of([[hostage(), over_claim()]] * 50) == [
+    assert reported_of([[hostage(), over_claim()]] * 50) == [
         (LASTING - 1, "ransomware", "r0c0"),
         (LASTING - 1, "attribution_ratio", "r0c0"),
     ]
 
 
-def test_a_passing_sign_is_not_told() -> None:
-    assert told_of(([[hostage()]] * (LASTING - 1) + [[]]) * 10) == []
+def test_a_passing_sign_is_not_reported() -> None:
+    assert reported_of(([[hostage()]] * (LASTING - 1) + [[]]) * 10) == []
 
 
-def test_a_suspicion_is_told_again_only_after_it_was_gone() -> None:
-    assert [epoch for epoch, _, _ in told_of([[hostage()]] * 9 + [[]] + [[hostage()]] * 9)] == [
+def test_a_suspicion_is_reported_again_only_after_it_was_gone() -> None:
+    assert [epoch for epoch, _, _ in reported_of([[hostage()]] * 9 + [[]] + [[hostage()]] * 9)] == [
         LASTING - 1,
         9 + LASTING,
     ]
@@ -253,9 +253,9 @@ def test_a_suspicion_is_told_again_only_after_it_was_gone() -> None:
 
 def test_each_seed_is_suspected_by_itself_and_a_ratio_is_about_all() -> None:
     turns = [[hostage("r0c0")], [hostage("r0c1")]] * LASTING
-    assert told_of(turns) == []
+    assert reported_of(turns) == []
     claims = [[over_claim("r0c0")], [over_claim("r0c1")]] * LASTING
-    assert [pattern for _, pattern, _ in told_of(claims)] == ["attribution_ratio"]
+    assert [pattern for _, pattern, _ in reported_of(claims)] == ["attribution_ratio"]
 
 
 def test_envs_and_episodes_start_without_suspicion() -> None:

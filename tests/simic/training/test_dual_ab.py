@@ -26,11 +26,11 @@ def test_both_sides_play_the_same_hosts_in_turns():
         open_trainer(WAIT, heard[0]) as a,
         open_trainer(replace(TINY, controller="random"), heard[1]) as b,
     ):
-        *_, found = told = list(paired_rounds(a, b))
+        *_, found = reported = list(paired_rounds(a, b))
     first = [facts.before.reports for facts in (heard[0].steps[0], heard[1].steps[0])]
     assert [report.val_loss for report in first[0]] == [report.val_loss for report in first[1]]
     assert [len(pairs) for pairs in found.pairs] == [2, 2]
-    assert len(told) == 2
+    assert len(reported) == 2
     last = [(left.committed_accuracy_pct, right.committed_accuracy_pct) for left, right in found.pairs[-1]]
     assert found.differences_pp(last_rounds=1) == tuple(right - left for left, right in last)
     grown = [(left.params_ratio, right.params_ratio) for pairs in found.pairs for left, right in pairs]

@@ -65,7 +65,7 @@ def no_meters(seat: Seat) -> Meters:
         group=np.full(len(seat.state.groups), -1, np.int64),
         rho=0.1,
         decay=0.9,
-        books=np.zeros((0, 0, 2), np.float32),
+        readings=np.zeros((0, 0, 2), np.float32),
     )
 
 

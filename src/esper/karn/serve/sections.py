@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from esper.karn.console import clean, describe_payload, figures_of
+from esper.karn.console import action_words, clean, describe_payload, figures_of
 from esper.karn.diagnosis import Diagnosis
 from esper.karn.history import RunHistory, SeedTimeline
 from esper.karn.monitor import RunMonitor
@@ -138,16 +138,11 @@ def hosts(monitor: RunMonitor, found: Sequence[Diagnosis]) -> dict[str, Any]:
                 "loss": now.data.val_loss,
                 "params": now.data.params_total,
                 "slots": {slot_id: {"stage": slot.stage} for slot_id, slot in now.data.slots.items()},
-                "action": _action_words(monitor, env),
+                "action": None if (action := view.actions.get(env)) is None else action_words(action),
             }
             for env, now in sorted(view.epochs.items())
         ],
     }
-
-
-def _action_words(monitor: RunMonitor, env: int) -> str | None:
-    action = monitor.view.actions.get(env)
-    return None if action is None else " ".join(filter(None, (action.op, action.slot_id, action.blueprint)))
 
 
 def host(monitor: RunMonitor, env: int) -> dict[str, Any] | None:

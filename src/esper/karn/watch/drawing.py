@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn.braille import Curve, plot
-from esper.karn.console import STAGE_LEGEND, STAGE_MARKS, clean, figure
+from esper.karn.console import STAGE_LEGEND, STAGE_MARKS, action_words, clean, env_cells, figure
 from esper.karn.history import SeedTimeline
 from esper.karn.monitor import RunMonitor
 from esper.karn.view import Cited
@@ -98,25 +98,11 @@ def round_plots(rounds: Sequence[BatchSummary], width: int, *, all_of_them: bool
 
 def host_cells(monitor: RunMonitor, env: int) -> tuple[Text, ...]:
     """The row of one host."""
-    now, action = monitor.view.epochs[env], monitor.view.actions.get(env)
-    state = now.data
+    state = monitor.view.epochs[env].data
     slot_ids = monitor.view.started.slot_ids if monitor.view.started is not None else tuple(state.slots)
     marks = [mark(state.slots[slot_id].stage) if slot_id in state.slots else Text("·") for slot_id in slot_ids]
-    return (
-        Text(str(env)),
-        Text(figure(now.event.episode)),
-        Text(figure(now.event.epoch)),
-        Text(f"{state.val_accuracy_pct:.1f}"),
-        Text(f"{state.val_loss:.3g}"),
-        Text(f"{state.params_total:,}"),
-        Text().join(marks),
-        Text("" if action is None else in_words(action)),
-    )
-
-
-def in_words(action: ActionTaken) -> str:
-    """What was done, where, and with what."""
-    return clean(" ".join(filter(None, (action.op, action.slot_id, action.blueprint))))
+    *cells, _, action = env_cells(monitor.view, env)
+    return (*map(Text, cells), Text().join(marks), Text(action))
 
 
 def policy_page(monitor: RunMonitor, width: int) -> RenderableType:
@@ -318,7 +304,7 @@ def _actions_table(actions: Sequence[Cited[ActionTaken]]) -> Table:
         head = action.heads.get("op")
         table.add_row(
             figure(event.epoch),
-            Text(in_words(action) + (" (only choice)" if action.forced else "")),
+            Text(clean(action_words(action)) + (" (only choice)" if action.forced else "")),
             figure(None if head is None else head.prob_share, ".2f"),
             figure(action.reward_raw, "+.3f"),
         )

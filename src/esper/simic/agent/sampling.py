@@ -217,8 +217,8 @@ def _check_possible(head: int, distribution: Distribution) -> None:
     """
     empty_B = distribution.num_legal_B == 0
     # One NaN, or an infinite score, makes NaN of the whole row, which no comparison holds for.
-    told_apart_BC = distribution.legal_BC | (distribution.log_policy_BC < MASKED_LOGIT / 2)
-    lost_B = distribution.log_policy_BC[:, 0].isnan() | ~told_apart_BC.all(dim=-1)
+    distinct_BC = distribution.legal_BC | (distribution.log_policy_BC < MASKED_LOGIT / 2)
+    lost_B = distribution.log_policy_BC[:, 0].isnan() | ~distinct_BC.all(dim=-1)
     impossible_B = empty_B | lost_B
     if not bool(impossible_B.any()):  # sync: rides with the read of the sampled actions; CPU policies pay nothing
         return

@@ -232,7 +232,7 @@ class _Epoch:
         self._num_batches = 0
         self._eta = np.array([_eta(slot) for slot in self._slots], np.float32)
         self._listens = self._eta < 0
-        self._books: list[NDArray[np.float32]] = []
+        self._readings: list[NDArray[np.float32]] = []
         names = [slot.spec.slot_id for slot in self._slots]
         self._group = np.array([names.index(name) if name in names else -1 for name in seat.names], np.int64)
         optimizer = env.optimizer
@@ -243,7 +243,7 @@ class _Epoch:
 
     def train(self, workspace: Workspace, rows: Rows) -> None:
         """Some batches of the epoch."""
-        books = np.zeros((len(rows.inputs), len(self._slots), 2), np.float32)
+        readings = np.zeros((len(rows.inputs), len(self._slots), 2), np.float32)
         lifecycle = self.env.recipe.task.lifecycle
         workspace.train(
             self._program,
@@ -251,10 +251,12 @@ class _Epoch:
             rows,
             scalars=self._alphas,
             totals=self._totals,
-            meters=Meters(eta=self._eta, group=self._group, rho=lifecycle.rho, decay=lifecycle.eta_decay, books=books),
+            meters=Meters(
+                eta=self._eta, group=self._group, rho=lifecycle.rho, decay=lifecycle.eta_decay, readings=readings
+            ),
             learning=self._learning,
         )
-        self._books.append(books)
+        self._readings.append(readings)
         self._num_batches += len(rows.inputs)
         self.env.train_rows += int(rows.counts.sum())
         if self.env.gradient_detail:
@@ -271,11 +273,11 @@ class _Epoch:
             if num_seen:
                 first, last = seat.state.groups[index]
                 env.optimizer.note_epoch(name, torch.from_numpy(seat.state.norms[first:last].copy()), num_skipped)
-        books = torch.from_numpy(np.concatenate(self._books))
+        readings = torch.from_numpy(np.concatenate(self._readings))
         for index, slot in enumerate(self._slots):
             assert slot.meter is not None
             first = 1 if self._listens[index] else 0
-            slot.meter.note_epoch(float(self._eta[index]), books[first:, index, 0], books[first:, index, 1])
+            slot.meter.note_epoch(float(self._eta[index]), readings[first:, index, 0], readings[first:, index, 1])
         seat.count_batches(self._num_batches)
 
 

@@ -250,7 +250,7 @@ class ParallelEnvState(EngineEnv):
 
     def capture(self) -> ModelState:
         """Everything that decides how the env goes on, copied on its device."""
-        return capture(self.model, self.optimizer, self._books())
+        return capture(self.model, self.optimizer, self._saved_facts())
 
     def restore(self, state: ModelState) -> None:
         """Returns to a captured state. Seeds born since are gone, seeds lost since are back."""
@@ -297,7 +297,7 @@ class ParallelEnvState(EngineEnv):
     def _seed_names(self) -> list[str]:
         return [self.seed_name(slot.seed_id) for slot in self.model.reports() if slot.seed_id is not None]
 
-    def _books(self) -> dict[str, Any]:
+    def _saved_facts(self) -> dict[str, Any]:
         assert self.metrics is not None, "an env has books from its first report on"
         assert self.signals is not None
         return {

@@ -78,7 +78,7 @@ class Meters(NamedTuple):
     """By group of the optimizer: its meter, or -1."""
     rho: float
     decay: float
-    books: Floats
+    readings: Floats
     """[batch, meter, (objective, residual ratio)]; as it was where the seed only listened. Filled."""
 
 

@@ -114,7 +114,7 @@ NO_METERS = Meters(
     group=np.zeros(0, np.int64),
     rho=0.0,
     decay=0.0,
-    books=np.zeros((0, 0, 2), np.float32),
+    readings=np.zeros((0, 0, 2), np.float32),
 )
 
 
@@ -142,7 +142,7 @@ def _check_call(
     if program.training:
         wanted["groups with meters"] = (meters.group.shape, (len(seat.state.groups),))
         if program.meters:
-            wanted["books"] = (meters.books.shape, (batches, program.meters, 2))
+            wanted["readings"] = (meters.readings.shape, (batches, program.meters, 2))
     if len(learning.rates):
         wanted["rates"] = (learning.rates.shape, (len(seat.state.groups), 2))
     for what, (got, expected) in wanted.items():
@@ -150,6 +150,6 @@ def _check_call(
             raise ValueError(f"{what}: the program needs {expected}, got {got}")
     if rows.counts.min() < 1 or rows.counts.max() > padded:
         raise ValueError(f"batches of {rows.counts.min()} to {rows.counts.max()} rows in room for {padded}")
-    for array in (rows.inputs, rows.targets, totals, meters.books):
+    for array in (rows.inputs, rows.targets, totals, meters.readings):
         if not array.flags.c_contiguous:
             raise ValueError("compiled code needs contiguous arrays")

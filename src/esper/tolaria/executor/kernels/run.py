@@ -124,7 +124,7 @@ def compile_runner(source_hash):
                 elif kind == o.MEAN:
                     mean_backward(op, mem, R)
                 elif kind == o.ATTACH:
-                    attach_backward(op, mem, R, real, meters, meters.books[batch, op[o.MODE]])
+                    attach_backward(op, mem, R, real, meters, meters.readings[batch, op[o.MODE]])
             if len(learning.rates):
                 update(mem, optimizer, learning, silent)
 
