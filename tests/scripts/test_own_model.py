@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ OWN = ["--model", "mine.py:make_model", "--data", "mine.py:make_data"]
         (["grow", *OWN, "--blueprint", "cnn.convv"], "unknown blueprint 'cnn.convv'. Known: mlp.norm"),
         (["grow", "--list-sites"], "are for your own model; give --model"),
         (["grow", *OWN, "--controller", "pretrained"], "this release has no pretrained controller"),
-        (["grow", *OWN, "--controller", "runs/none"], "unknown controller 'runs/none': expected wait_only"),
+        (["grow", *OWN, "--controller", "runs/none"], "expected wait_only, random, schedule, largest"),
         (["grow", *OWN, "--budget", "5"], "budget=5 leaves no room"),
         (["compare", *OWN[1:], "--seeds", "0"], "seeds must be at least 1"),
     ],
@@ -107,6 +108,13 @@ def test_what_cannot_work_is_one_line(
         main(args)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_warning_is_one_line_without_the_code_that_gave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
+    main(["--version"])
+    shown = warnings.formatwarning("it is outside\x1b what it knows", UserWarning, "controllers.py", 64)
+    assert shown == "esper: it is outside  what it knows\n"
 
 
 def test_a_trained_policy_decides(mine: str, capsys: pytest.CaptureFixture[str]) -> None:

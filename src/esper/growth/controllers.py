@@ -97,7 +97,7 @@ def _pretrained(setting: Setting, epochs: int, num_classes: int) -> Chosen:
 
 def _policy(path: Path, setting: Setting, epochs: int) -> Chosen:
     if not path.exists():
-        rules = ", ".join(name for name in CONTROLLERS if runs_by_name(name))
+        rules = ", ".join(name for name in CONTROLLERS if runs_by_name(name) or name == DEFAULT_RULE)
         raise ValueError(f"unknown controller {str(path)!r}: expected {rules}, or the folder of a trained run")
     from esper.kasmina import build_host
     from esper.kasmina.layers import generator_for

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, make_dataclass
 from functools import partial, wraps
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Runs one subcommand. What a person can mend is one line and an exit code; ESPER_DEBUG=1 adds the traceback."""
     _open_missing_streams()
     _write_any_character()
+    warnings.formatwarning = _in_one_line
     args = sys.argv[1:] if argv is None else list(argv)
     if args == ["--version"]:
         sys.stdout.write(f"esper {__version__}\n")
@@ -115,6 +117,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.stderr.write("esper: stopped\n")
         raise SystemExit(ExitCode.INTERRUPTED) from None
+
+
+def _in_one_line(message: Warning | str, *where: object, **more: object) -> str:
+    """A warning without the line of code that gave it, which concerns nobody at a terminal."""
+    from esper.karn.console import clean
+
+    return f"esper: {clean(str(message))}\n"
 
 
 def _open_missing_streams() -> None:
