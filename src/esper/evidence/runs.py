@@ -356,12 +356,11 @@ def _curve(job: Job, run: HostRun) -> pd.DataFrame:
 
 
 def _topology(job: Job, run: HostRun) -> Topology:
-    host = {"kind": run.model.host.spec.kind, "kwargs": dict(run.model.host.spec.kwargs)}
     return Topology(
         arm=job.arm.name,
         policy_id=job.policy_id,
         run_seed=run.run_seed,
-        host=host,
+        host=asdict(run.model.host.spec),
         kept=run.kept,
         lives=run.grown_seeds,
     )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from esper.growth.objective import TARGET_KEYS
 from esper.growth.sites import Site
 from esper.growth.slot import FACTS, SiteSlot, decode_tensor, extend_output
-from esper.growth.state import rebuild_seed
+from esper.growth.state import seed_from_facts
 from esper.growth.structure import num_rows, tensors
 from esper.growth.tracing import SLOT
 from esper.kasmina.export import check_ending, to_program
@@ -177,7 +177,7 @@ def _regrow(
     site = Site(**{**recorded, "path": tuple(recorded["path"]), "axes": tuple(recorded["axes"])})
     slot = SiteSlot(site, site.slot_spec(facts["slot_id"]), DEFAULT_LIFECYCLE)
     slot.train(module.training)
-    slot.set_facts(facts, *rebuild_seed(model, slot, facts, weights))
+    slot.set_facts(facts, *seed_from_facts(model, slot, facts, weights))
     module.add_module(SLOT, slot)
     return module, module.register_forward_hook(extend_output)
 

@@ -135,7 +135,7 @@ class GrowthResult:
 
     def plot(self, path: str | Path) -> None:
         """Draws the curve of the metric above the life of each seed; needs the extra `plots`."""
-        from esper.growth.pictures import save_growth
+        from esper.growth.report import save_growth
 
         save_growth(self, Path(path))
 

@@ -21,7 +21,7 @@ from esper.growth.optimizers import UserOptimizers
 from esper.growth.slot import SiteSlot, decode_tensor, encode_tensor
 from esper.growth.tracing import SLOT
 from esper.kasmina.blueprints import Residual
-from esper.kasmina.network import build_seed
+from esper.kasmina.network import rebuild_seed
 from esper.kasmina.slot import GateNetwork
 from esper.leyline import ActionOutcome, ActionSpec, EpochReport, ModelFileError, SeedStage, TrainingSignals, record
 from esper.leyline.scale import MetricScale
@@ -69,7 +69,7 @@ def restore_growth(
     """
     facts = check_growth(network, optimizers, state)
     wanted = [(slot, facts["slots"][slot.spec.slot_id]) for slot in network.all_slots()]
-    seeds = [rebuild_seed(network.model, slot, own, state["model"]) for slot, own in wanted]
+    seeds = [seed_from_facts(network.model, slot, own, state["model"]) for slot, own in wanted]
     for (slot, own), seed in zip(wanted, seeds, strict=True):
         network.drop_group(slot.spec.slot_id)
         slot.set_facts(own, *seed)
@@ -113,7 +113,7 @@ def _listed(sites: Mapping[str, str]) -> str:
     return ", ".join(sites.values())
 
 
-def rebuild_seed(
+def seed_from_facts(
     model: nn.Module, slot: SiteSlot, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[Residual | None, GateNetwork | None]:
     """New modules for a slot that held a seed; their weights are to be loaded."""
@@ -122,11 +122,9 @@ def rebuild_seed(
     gamma = f"{slot.site.name}.{SLOT}.seed.gamma"
     if gamma not in tensors:
         raise ModelFileError(f"a seed has grown after {slot.site.name}, but its weight {gamma} is missing")
-    dtype = tensors[gamma].dtype
     module = model.get_submodule(slot.site.name)
     device = next((param.device for param in (*module.parameters(), *model.parameters())), torch.device("cpu"))
-    names, version = (facts["blueprint"], facts["blend"]), facts.get("blueprint_version", 1)
-    return build_seed(slot.spec, slot.topology, *names, 0, device, dtype, version=version)
+    return rebuild_seed(slot, facts, device, tensors[gamma].dtype)
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], with_settings: bool) -> None:

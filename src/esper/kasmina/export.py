@@ -9,6 +9,7 @@ import copy
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def _weights(network: nn.Sequential, model: MorphogeneticModel, include_live: bo
     tensors = {name: tensor.detach().contiguous() for name, tensor in shared.items()}
     kept = [slot for slot in model.all_slots() if _is_kept(slot, include_live)]
     architecture = {
-        "host": {"kind": model.host.spec.kind, "kwargs": dict(model.host.spec.kwargs)},
+        "host": asdict(model.host.spec),
         "grown": [
             {
                 "after_segment": slot.spec.segment_idx,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -201,15 +201,9 @@ class GrowingNetwork(ABC):
         seeded = slot.stage.has_seed
         return SlotReport(
             **as_keywords(slot.measured),
-            slot_id=slot_id,
+            **slot.occupant(),
             seed_id=slot.seed_id if seeded else None,
-            blueprint=slot.blueprint,
-            blend=None if slot.blend is None else slot.blend.name,
-            params=slot.num_params(),
             stage=slot.stage,
-            epochs_in_stage=slot.epochs_in_stage,
-            age_epochs=slot.age_epochs,
-            alpha=slot.alpha,
             ramp_complete=slot.ramp_complete,
             probe_passed=slot.probe_passed,
             in_optimizer=self._optimizer.holds(slot.parameters()) if seeded and self._optimizer is not None else None,
@@ -238,6 +232,14 @@ def build_seed(
     seed = get_blueprint(blueprint, version).build(spec, generator).to(device, dtype)
     gated = get_blend(blend).operator == "gate"
     return seed, GateNetwork(spec.channels, topology, generator).to(device, dtype) if gated else None
+
+
+def rebuild_seed(
+    slot: SeedSlot, facts: Mapping[str, Any], device: torch.device, dtype: torch.dtype
+) -> tuple[Residual, GateNetwork | None]:
+    """New modules for a slot whose facts say that it held a seed; their weights are to be loaded."""
+    names, version = (facts["blueprint"], facts["blend"]), facts.get("blueprint_version", 1)
+    return build_seed(slot.spec, slot.topology, *names, 0, device, dtype, version=version)
 
 
 def _probe(

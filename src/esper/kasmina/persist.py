@@ -22,7 +22,7 @@ from esper.kasmina.blueprints import Residual
 from esper.kasmina.hosts import Host, HostSpec, build_host
 from esper.kasmina.layers import generator_for
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.network import ModelOptimizer, build_seed
+from esper.kasmina.network import ModelOptimizer, rebuild_seed
 from esper.kasmina.slot import GateNetwork
 from esper.leyline import LifecycleConfig, ModelFileError, SeedStage, record
 from esper.leyline.files import write_atomic
@@ -61,7 +61,7 @@ def capture(
     tensors[SAMPLE] = model.sample.clone()
     facts = {
         "format": FORMAT,
-        "host": {"kind": model.host.spec.kind, "kwargs": dict(model.host.spec.kwargs)},
+        "host": asdict(model.host.spec),
         "topology": model.host.topology,
         "lifecycle": asdict(model.lifecycle),
         "blueprints": list(model.offered),
@@ -146,10 +146,7 @@ def _rebuild_seeds(model: MorphogeneticModel, state: ModelState) -> Seeds:
         seeds[slot_id] = (None, None)
         if SeedStage[facts["stage"]].has_seed:
             dtype = torch.float32 if gamma is None else gamma.dtype
-            names = (facts["blueprint"], facts["blend"])
-            version = facts.get("blueprint_version", 1)
-            device = model.sample.device
-            seeds[slot_id] = build_seed(slot.spec, slot.topology, *names, 0, device, dtype, version=version)
+            seeds[slot_id] = rebuild_seed(slot, facts, model.sample.device, dtype)
     return seeds
 
 

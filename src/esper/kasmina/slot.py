@@ -168,17 +168,11 @@ class SeedSlot(nn.Module):
         if (self.stage, target) not in TRANSITIONS:
             raise IllegalOperation(f"slot {self.spec.slot_id}: no move from {self.stage.name} to {target.name}")
         move = SlotTransition(
-            slot_id=self.spec.slot_id,
+            **self.occupant(),
             seed_id=self.seed_id,
             source=self.stage,
             target=target,
             cause=cause,
-            alpha=self.alpha,
-            epochs_in_stage=self.epochs_in_stage,
-            age_epochs=self.age_epochs,
-            blueprint=self.blueprint,
-            blend=None if self.blend is None else self.blend.name,
-            params=self.num_params(),
             contribution_pp=self.measured.contribution_pp,
         )
         self.stage = target
@@ -186,6 +180,18 @@ class SeedSlot(nn.Module):
         if target is SeedStage.PRUNED:
             self._forget_seed()
         return move
+
+    def occupant(self) -> dict[str, Any]:
+        """What reports and moves say alike of the seed that lives here."""
+        return {
+            "slot_id": self.spec.slot_id,
+            "blueprint": self.blueprint,
+            "blend": None if self.blend is None else self.blend.name,
+            "params": self.num_params(),
+            "epochs_in_stage": self.epochs_in_stage,
+            "age_epochs": self.age_epochs,
+            "alpha": self.alpha,
+        }
 
     @property
     def seed_id(self) -> str:

@@ -1,6 +1,6 @@
-"""One env: a growing host with its optimizer, its books and the running totals of the epoch. It knows no other env.
+"""One env: a growing host with its optimizer, its memory and the running totals of the epoch. It knows no other env.
 
-What is needed to go on to the bit is one `ModelState`: the model and its optimizer, with the books of the env as its
+What is needed to go on to the bit is one `ModelState`: the model and its optimizer, with what the env remembers as its
 extra. The governor's last healthy state is one, and a snapshot for another process holds two: now and last healthy.
 """
 
@@ -155,7 +155,7 @@ class ParallelEnvState(EngineEnv):
         self._stations, self._training = None, True
 
     def begin_validation(self) -> None:
-        """After the last batch: books the size of the weights, which shows whether they are finite."""
+        """After the last batch: notes the size of the weights, which shows whether they are finite."""
         with torch.no_grad():
             norms = torch._foreach_norm([*self.optimizer.parameters()])
             self.totals[PARAM_NORM] = torch.stack(norms).sum()
@@ -256,16 +256,16 @@ class ParallelEnvState(EngineEnv):
         """Returns to a captured state. Seeds born since are gone, seeds lost since are back."""
         restore(self.model, state, self.optimizer)
         self._counts = None
-        books = state.facts["extra"]
-        self.epoch = books["epoch"]
-        self.metrics = read_metrics(books["metrics"])
-        self.signals = _read_signals(books["signals"])
-        self.tracker.load_state_dict(books["tracker"])
-        self.governor.restore_memory(books["governor"])
-        self.tallies = {slot_id: SlotTally(**books["tallies"][slot_id]) for slot_id in self.tallies}
-        self._earlier_gain_pp = dict(books["earlier_gain_pp"])
+        facts = state.facts["extra"]
+        self.epoch = facts["epoch"]
+        self.metrics = read_metrics(facts["metrics"])
+        self.signals = _read_signals(facts["signals"])
+        self.tracker.load_state_dict(facts["tracker"])
+        self.governor.restore_memory(facts["governor"])
+        self.tallies = {slot_id: SlotTally(**facts["tallies"][slot_id]) for slot_id in self.tallies}
+        self._earlier_gain_pp = dict(facts["earlier_gain_pp"])
         if self.placement.scaler is not None:
-            self.placement.scaler.load(books["scaler"])
+            self.placement.scaler.load(facts["scaler"])
         self.plan = plan_coalitions(self.model)
 
     def keep(self) -> None:
@@ -298,7 +298,7 @@ class ParallelEnvState(EngineEnv):
         return [self.seed_name(slot.seed_id) for slot in self.model.reports() if slot.seed_id is not None]
 
     def _saved_facts(self) -> dict[str, Any]:
-        assert self.metrics is not None, "an env has books from its first report on"
+        assert self.metrics is not None, "an env has facts from its first report on"
         assert self.signals is not None
         return {
             "epoch": self.epoch,

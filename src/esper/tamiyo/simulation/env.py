@@ -190,17 +190,11 @@ class SimulatedEnv:
             raise IllegalOperation(f"{slot.slot_id} cannot move from {slot.stage.name} to {target.name}")
         self.moves.append(
             SlotTransition(
-                slot_id=slot.slot_id,
+                **slot.occupant(),
                 seed_id=self._seed_id(slot),
                 source=slot.stage,
                 target=target,
                 cause=cause,
-                alpha=slot.alpha,
-                epochs_in_stage=slot.epochs_in_stage,
-                age_epochs=slot.age_epochs,
-                blueprint=slot.blueprint,
-                blend=slot.blend,
-                params=slot.params,
                 contribution_pp=self.report.slots[position].contribution_pp,
             )
         )
@@ -271,15 +265,9 @@ class SimulatedEnv:
             else NOT_BLENDED
         )
         return SlotReport(
-            slot_id=slot.slot_id,
+            **slot.occupant(),
             seed_id=slot.seed_id,
             stage=slot.stage,
-            blueprint=slot.blueprint,
-            blend=slot.blend,
-            alpha=slot.alpha,
-            params=slot.params,
-            epochs_in_stage=slot.epochs_in_stage,
-            age_epochs=slot.age_epochs,
             ramp_complete=slot.blend is not None and slot.ramp_done >= BLENDS[slot.blend].ramp_epochs,
             probe_passed=None,
             in_optimizer=True if seeded else None,

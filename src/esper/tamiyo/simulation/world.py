@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from esper.leyline import (
     DEFAULT_LIFECYCLE,
@@ -209,6 +210,11 @@ class SimulatedSlot:
     blended_epochs: int = 0
     lean_pp: float = 0.0
     """Points the host would lack if this seed were switched off."""
+
+    def occupant(self) -> dict[str, Any]:
+        """What reports and moves say alike of the seed that lives here."""
+        names = ("slot_id", "blueprint", "blend", "params", "epochs_in_stage", "age_epochs", "alpha")
+        return {name: getattr(self, name) for name in names}
 
 
 def draw_right_blueprint(spec: SimulationSpec, seed: EpisodeSeed) -> str | None:
