@@ -22,7 +22,6 @@ from esper.kasmina import MorphogeneticModel, export_module
 from esper.leyline import (
     ActionExecutionResult,
     ActionSpec,
-    BlueprintCard,
     EpisodeSeed,
     EpochReport,
     HostLayout,
@@ -304,9 +303,9 @@ def default_schedule(
 
 def _same_in_every_slot(setting: Setting, count: int, blueprint: str | None) -> list[tuple[str, str]]:
     keys = tuple(DEFAULT_BLUEPRINT.values()) if blueprint is None else (blueprint,)
-    layout, room, seeds = setting.layout, _room(setting), list[tuple[str, str]]()
+    layout, room, seeds = setting.layout, setting.room, list[tuple[str, str]]()
     for slot_id in layout.slot_ids:
-        cards = [card for card in _fitting(layout, slot_id) if card.added_params("add") <= room]
+        cards = [card for card in layout.fitting(slot_id) if card.added_params("add") <= room]
         wanted = [card for card in cards if card.blueprint in keys]
         usable = any(layout.card(slot_id, key).fits for key in keys)
         if len(seeds) < count and usable and cards:
@@ -321,20 +320,10 @@ def _fill_budget(setting: Setting, count: int) -> list[tuple[str, str]]:
     best: dict[tuple[int, float], list[tuple[str, str]]] = {(0, 0): []}
     for slot_id in setting.layout.slot_ids:
         for (number, total), seeds in list(best.items()):
-            for card in _fitting(setting.layout, slot_id):
-                if number < count and total + card.added_params("add") <= _room(setting):
+            for card in setting.layout.fitting(slot_id):
+                if number < count and total + card.added_params("add") <= setting.room:
                     best.setdefault((number + 1, total + card.added_params("add")), [*seeds, (slot_id, card.blueprint)])
     return best[max(best, key=lambda key: key[1])]
-
-
-def _fitting(layout: HostLayout, slot_id: str) -> list[BlueprintCard]:
-    return [card for card in layout.cards[layout.slot_position(slot_id)] if card.fits]
-
-
-def _room(setting: Setting) -> float:
-    """Parameters that seeds may have together."""
-    budget = setting.lifecycle.param_budget
-    return math.inf if budget is None else budget - setting.layout.host_params
 
 
 def score_committed(task: TaskSpec, data: Dataset, model: MorphogeneticModel, split: Split) -> tuple[float, float]:

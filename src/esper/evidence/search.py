@@ -5,7 +5,6 @@ Both searches draw from the same space. Scores come from a function, so nothing 
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +48,7 @@ def draw_schedule(setting: Setting, horizon: int, choose: Choose) -> tuple[Sched
     """A schedule from the space: for every slot what to plant, if anything, when, and how it is blended in."""
     layout, wishes = setting.layout, []
     for slot_id in layout.slot_ids:
-        fitting = [card.blueprint for card in layout.cards[layout.slot_position(slot_id)] if card.fits]
+        fitting = [card.blueprint for card in layout.fitting(slot_id)]
         blueprint = choose(f"{slot_id} blueprint", [None, *fitting])
         blend = choose(f"{slot_id} blend", BLENDS_TRIED)
         start = choose(f"{slot_id} start", range(max(1, horizon * 3 // 4)))
@@ -65,16 +64,15 @@ def warm_starts(setting: Setting, horizon: int) -> list[dict[str, Any]]:
     Both searches try these first, those that use most of the budget foremost.
     """
     layout, latest, found = setting.layout, max(1, horizon * 3 // 4) - 1, []
-    budget = math.inf if setting.lifecycle.param_budget is None else setting.lifecycle.param_budget
-    cards = [(slot, card) for slot, row in zip(layout.slot_ids, layout.cards, strict=True) for card in row if card.fits]
+    cards = [(slot, card) for slot in layout.slot_ids for card in layout.fitting(slot)]
     for first in cards:
-        room, seeds, rest = budget - layout.host_params, list[tuple[str, BlueprintCard]](), [first]
+        room, seeds, rest = setting.room, list[tuple[str, BlueprintCard]](), [first]
         while rest and len(seeds) < WARM_SEEDS:
             seeds.append(max(rest, key=lambda pair: pair[1].params))
             room -= seeds[-1][1].added_params("add")
             taken = {slot for slot, _ in seeds}
             rest = [(slot, card) for slot, card in cards if slot not in taken and card.added_params("add") <= room]
-        if budget - layout.host_params >= first[1].added_params("add"):
+        if setting.room >= first[1].added_params("add"):
             choices: dict[str, Any] = {f"{slot} blueprint": card.blueprint for slot, card in seeds}
             choices |= {f"{slot} start": min(latest, 2 * place) for place, (slot, _) in enumerate(seeds)}
             found.append((sum(card.params for _, card in seeds), choices))
@@ -94,11 +92,11 @@ def all_choices(setting: Setting, horizon: int, some: Mapping[str, Any]) -> dict
 
 def _affordable(setting: Setting, wishes: Sequence[SeedWish]) -> list[SeedWish]:
     """Those for which the budget has room, first come first served."""
-    budget, used, found = setting.lifecycle.param_budget, setting.layout.host_params, []
+    room, found = setting.room, []
     for wish in wishes:
         params = setting.layout.card(wish.slot, wish.blueprint).added_params(get_blend(wish.blend).operator)
-        if budget is None or used + params <= budget:
-            used += params
+        if params <= room:
+            room -= params
             found.append(wish)
     return found
 

@@ -126,6 +126,10 @@ class HostLayout:
         per_row = self.host_macs + sum(self.card(slot_id, blueprint).macs for slot_id, blueprint in seeds)
         return PASSES_PER_STEP * rows * per_row
 
+    def fitting(self, slot_id: str) -> list[BlueprintCard]:
+        """The cards of what fits into a slot."""
+        return [card for card in self.cards[self.slot_position(slot_id)] if card.fits]
+
     def card(self, slot_id: str, blueprint: str) -> BlueprintCard:
         """The card of one blueprint in one slot; ValueError with the known names if there is none."""
         check_known("blueprint", blueprint, self.blueprints)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,12 @@ class Setting:
     layout: HostLayout
     lifecycle: LifecycleConfig
     run_seed: int
+
+    @property
+    def room(self) -> float:
+        """Parameters that seeds may have together."""
+        budget = self.lifecycle.param_budget
+        return math.inf if budget is None else budget - self.layout.host_params
 
 
 @record
