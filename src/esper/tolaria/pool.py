@@ -27,9 +27,9 @@ from esper.leyline import (
     FeatureContext,
     Severity,
     StepResult,
-    TelemetryEvent,
     TelemetryEventType,
     WorkerStateChanged,
+    make_event,
 )
 from esper.tolaria.engine import not_applied
 from esper.tolaria.handles import Handle
@@ -390,17 +390,7 @@ class EnginePool:
             downtime_ms=downtime_ms,
         )
         severity = Severity.ERROR if state == "abandoned" else Severity.WARNING
-        self._sink.emit(
-            TelemetryEvent(
-                type=TelemetryEventType.WORKER_STATE_CHANGED,
-                severity=severity,
-                round=None,
-                episode=None,
-                env=None,
-                epoch=None,
-                data=payload,
-            )
-        )
+        self._sink.emit(make_event(TelemetryEventType.WORKER_STATE_CHANGED, payload, severity))
 
 
 def split_evenly(items: Sequence[Any], parts: int) -> list[Sequence[Any]]:
