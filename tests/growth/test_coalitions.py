@@ -93,13 +93,15 @@ def test_what_comes_before_the_first_switched_seed_runs_once() -> None:
     assert counter.calls["fc"] == 4
 
 
-class Overwriting(nn.Module):
-    """Overwrites in place what its submodules gave."""
-
+class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
         self.last = nn.Linear(8, 1)
+
+
+class Overwriting(Layers):
+    """Overwrites in place what its submodules gave."""
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
@@ -126,13 +128,8 @@ def test_outputs_that_are_overwritten_in_place_are_kept_as_copies() -> None:
     assert passes.fell_back is None
 
 
-class DataDependent(nn.Module):
+class DataDependent(Layers):
     """Takes another way through its layers when the data says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second, self.third = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.last = nn.Linear(8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)

@@ -92,6 +92,18 @@ class StopAt(lightning.Callback):  # type: ignore[misc]
             raise Stop
 
 
+def make_trainer(*callbacks: Any, **options: Any) -> lightning.Trainer:
+    return lightning.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **options,
+    )
+
+
 def fit(
     folder: Path,
     *,
@@ -107,15 +119,7 @@ def fit(
         budget=None, controller="schedule", lifecycle=EAGER, **({} if with_val else {"val": val}), **options
     )
     checkpoints = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=-1, **(save or {}))
-    trainer = lightning.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=1.0,
-        callbacks=[SeedBatches(), StopAt(stop), grow, checkpoints],
-    )
+    trainer = make_trainer(SeedBatches(), StopAt(stop), grow, checkpoints, gradient_clip_val=1.0)
     trainer.fit(module, train, val if with_val else None, ckpt_path=resume, weights_only=False)
     return module, grow
 
@@ -176,15 +180,7 @@ def test_a_fit_that_fails_leaves_no_live_seed(tmp_path: Path) -> None:
     module = Module()
     train, val = data()
     grow = GrowCallback(budget=None, controller="schedule", lifecycle=EAGER)
-    trainer = lightning.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        callbacks=[StopAt(6), grow],
-    )
+    trainer = make_trainer(StopAt(6), grow, enable_checkpointing=False)
     with pytest.raises(Stop):
         trainer.fit(module, train, val)
     assert list(module.state_dict()) == list(Module().state_dict())
@@ -192,15 +188,7 @@ def test_a_fit_that_fails_leaves_no_live_seed(tmp_path: Path) -> None:
 
 def test_what_cannot_work_is_said_before_training() -> None:
     train, val = data()
-    trainer = lightning.Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        callbacks=[GrowCallback(budget=9)],
-    )
+    trainer = make_trainer(GrowCallback(budget=9), enable_checkpointing=False)
     with pytest.raises(ValueError, match="leaves no room"):
         trainer.fit(Module(), train, val)
 

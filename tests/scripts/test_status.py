@@ -110,13 +110,18 @@ def test_a_terminal_that_lacks_characters_gets_their_numbers(tmp_path: Path) -> 
     assert b"\\u258" in done.stdout  # the bars of the curves
 
 
+def follow(log: LogWriter) -> subprocess.Popen[str]:
+    """A process that follows a run which has just begun."""
+    log.emit(T.RUN_STARTED, started())
+    pulse = HeartbeatWriter(log.folder, run_id=log.run, attempt=0, every_s=0.0)
+    pulse.beat(last_seq=0, dropped={}, num_held=0, error=None)
+    command = [sys.executable, "-m", "esper.scripts.cli", "status", "--follow", str(log.folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
 def test_following_tells_each_change_once_until_the_end(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
-    log.emit(T.RUN_STARTED, started())
-    pulse = HeartbeatWriter(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
-    pulse.beat(last_seq=0, dropped={}, num_held=0, error=None)
-    command = [sys.executable, "-m", "esper.scripts.cli", "status", "--follow", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+    with follow(log) as follower:
         assert follower.stdout is not None
         lines = [follower.stdout.readline()]
         write_round(log, 0)
@@ -132,11 +137,7 @@ def test_following_tells_each_change_once_until_the_end(tmp_path: Path) -> None:
 
 def test_following_in_a_pipe_does_not_tell_that_events_came(tmp_path: Path) -> None:
     log = LogWriter(tmp_path)
-    log.emit(T.RUN_STARTED, started())
-    pulse = HeartbeatWriter(tmp_path, run_id=log.run, attempt=0, every_s=0.0)
-    pulse.beat(last_seq=0, dropped={}, num_held=0, error=None)
-    command = [sys.executable, "-m", "esper.scripts.cli", "status", "--follow", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+    with follow(log) as follower:
         assert follower.stdout is not None
         lines = [follower.stdout.readline()]
         for epoch in range(3):

@@ -20,6 +20,19 @@ from esper.tolaria.executor.workspace import Workspace, pack
 from esper.tolaria.optim import GrowingOptimizer
 
 
+class Do(nn.Module):
+    """A function as a module, with parts that learn."""
+
+    def __init__(self, function, **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
 @cache
 def workspace() -> Workspace:
     """One for all tests of a process; the first use compiles or loads."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.tolaria.executor.harness import assert_same_pass
+from tests.tolaria.executor.harness import Do, assert_same_pass
 
 CLASSES = 3
 
@@ -25,19 +25,6 @@ class Between(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(self.first(x)).flatten(1))
-
-
-class Do(nn.Module):
-    """A function as a module, with parts that learn."""
-
-    def __init__(self, function, **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
 
 
 def check(module: nn.Module, rows: int, size: tuple[int, ...]) -> None:

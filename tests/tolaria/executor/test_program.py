@@ -16,18 +16,7 @@ from esper.tolaria.executor import ops as o
 from esper.tolaria.executor.program import Program, check
 from esper.tolaria.executor.trace import Unsupported
 from esper.tolaria.executor.workspace import pack
-from tests.tolaria.executor.harness import no_meters, program_of, seat_of, workspace
-
-
-class Do(nn.Module):
-    def __init__(self, function, **parts: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
+from tests.tolaria.executor.harness import Do, no_meters, program_of, seat_of, workspace
 
 
 def trace(module: nn.Module, shape=(2, 6, 6), *, training: bool = True) -> Program:
@@ -193,7 +182,7 @@ import numpy as np, torch
 from dataclasses import replace
 from esper.tolaria.executor import ops as o
 from esper.tolaria.executor.workspace import Workspace, pack
-from tests.tolaria.executor.harness import no_meters, program_of, seat_of
+from tests.tolaria.executor.harness import Do, no_meters, program_of, seat_of
 from tests.tolaria.executor.test_program import network
 
 PAGE = mmap.PAGESIZE
