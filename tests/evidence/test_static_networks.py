@@ -50,6 +50,16 @@ def test_every_run_seed_may_have_a_host_of_its_own() -> None:
     ]
 
 
+@pytest.mark.parametrize("slots", [("r0c0", "r0c1"), ("r0c1",)])
+def test_a_shallower_network_has_the_slots_that_it_can_have(slots: tuple[str, ...]) -> None:
+    task = override(get_task_spec("digits_conv"), horizon=1, slots=slots)
+    shallow = replace(task.host, kwargs={**task.host.kwargs, "channels": [4], "pool": [True]})
+    networks = {20_000: StaticNetwork(host=shallow, kept=()), 20_001: StaticNetwork(host=task.host, kept=())}
+    with HostRunner(task, load_task_data(task), networks=networks) as runner:
+        runs = runner.run(runner.controller("wait_only"), SEEDS)
+    assert [[slot.slot_id for slot in run.reports[-1].slots] for run in runs] == [["r0c0"], list(slots)]
+
+
 @pytest.mark.parametrize("name", [name for name in TASKS if name != "tinystories"])
 def test_the_wide_host_is_the_narrowest_that_is_large_enough(name: str) -> None:
     task = get_task_spec(name)

@@ -76,6 +76,9 @@ def _recipe(recipe: EnvRecipe, host: HostSpec) -> EnvRecipe:
     layout = recipe.context.layout
     if host != recipe.task.host:
         outline = build_host(host, generator_for(0))
+        # One of another depth may lack some of them. Nothing grows in it, but a network has a slot.
+        held = tuple(slot for slot in task.slots if slot in outline.places) or tuple(outline.places)[:1]
+        task = replace(task, slots=held)
         layout = MorphogeneticModel(
             outline, recipe.sample, lifecycle, slots=task.slots, blueprints=task.blueprints
         ).layout
