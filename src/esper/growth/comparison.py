@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from esper.growth.history import SeedLife
 from esper.growth.result import GrowthResult, Section
 from esper.growth.training import GrowthRun, GrowthSettings
 from esper.leyline import EpisodeSeed, SeedStage, derive_seed, record
-from esper.leyline.scale import MetricScale
+from esper.leyline.scale import MetricScale, accuracy_scale, token_loss_scale
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.tamiyo.controllers import DEFAULT_RULE
@@ -274,34 +275,37 @@ def compare_task(
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     numbered = [EpisodeSeed(env_id=number, episode=0, run_seed=seed + number) for number in range(seeds)]
-
-    def train(name: str, networks: Mapping[int, StaticNetwork] | None, rule: str) -> tuple[HostRun, ...]:
-        on_arm(name)
-        with HostRunner(task, data, networks=networks) as runner:
-            own = {one.env_id: runner.controller(rule, one.run_seed) for one in numbered}
-            return runner.run(SideBySide(own), numbered)
-
-    grown = train(GROWN, None, controller)
-    made = [run for run in grown if run.kept]
-    runs = {GROWN: grown, ALONE: train(ALONE, None, "wait_only")}
-    if len(made) == seeds:
+    train = partial(_train_hosts, task, data, numbered)
+    on_arm(GROWN)
+    grown = train(controller)
+    on_arm(ALONE)
+    runs, not_run = {GROWN: grown, ALONE: train("wait_only")}, []
+    if all(run.kept for run in grown):
+        on_arm(AT_ONCE)
         again = {run.run_seed: StaticNetwork(host=task.host, kept=run.kept) for run in grown}
-        runs[AT_ONCE] = train(AT_ONCE, again, "wait_only")
+        runs[AT_ONCE] = train("wait_only", again)
         if can_widen(task.host):
+            on_arm(WIDER)
             wide = {run.run_seed: StaticNetwork(host=widened(task, _size(run)), kept=()) for run in grown}
-            runs[WIDER] = train(WIDER, wide, "wait_only")
+            runs[WIDER] = train("wait_only", wide)
+    else:
+        not_run.append("Nothing grew with some seeds, so nothing was built at once or widened.")
     found = {name: [_trained_host(task, run) for run in own] for name, own in runs.items()}
-    not_run = [] if len(made) == seeds else ["Nothing grew with some seeds, so nothing was built at once or widened."]
-    guess = 100.0 / task.num_classes if task.metric == "accuracy" else task.chance_loss
-    scale = MetricScale(
-        name="accuracy (%)" if task.metric == "accuracy" else "loss (nats)",
-        guess=guess,
-        best=100.0 if task.metric == "accuracy" else 0.0,
-        guess_loss=task.chance_loss,
-        classes=task.num_classes,
-    )
+    loss = replace(token_loss_scale(task.num_classes), name="loss (nats)")
+    scale = accuracy_scale(task.num_classes) if task.metric == "accuracy" else loss
     rows = len(data.val)
     return Comparison(scale=scale, epochs=task.horizon, split="validation", rows=rows, **_complete(found, not_run))
+
+
+def _train_hosts(
+    task: TaskSpec,
+    data: Dataset,
+    seeds: Sequence[EpisodeSeed],
+    rule: str,
+    networks: Mapping[int, StaticNetwork] | None = None,
+) -> tuple[HostRun, ...]:
+    with HostRunner(task, data, networks=networks) as runner:
+        return runner.run(SideBySide({one.env_id: runner.controller(rule, one.run_seed) for one in seeds}), seeds)
 
 
 def _size(run: HostRun) -> int:
