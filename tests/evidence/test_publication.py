@@ -15,10 +15,11 @@ import pandas as pd
 import pytest
 
 from esper.evidence.claims import ClaimOutcome
-from esper.evidence.figures import PICTURES, _mean_curves
+from esper.evidence.figures import _mean_curves
 from esper.evidence.manifest import MANIFEST, EvaluationManifest
 from esper.evidence.publication import publish
 from esper.evidence.results import CURVE_COLUMNS, CURVES, RESULTS, TOPOLOGIES, ResultStore, Topology, read_results
+from esper.leyline.rundir import EVALUATION_PICTURES
 from tests.evidence.made_up import FOUND, MEANS, manifest, row, rows, write
 
 DERIVED = (
@@ -30,7 +31,7 @@ DERIVED = (
     "paired.csv",
     "mean_curves.csv",
     "growth.csv",
-    *PICTURES,
+    *EVALUATION_PICTURES,
 )
 
 
@@ -100,14 +101,14 @@ def test_figures_are_also_numbers(published: Path) -> None:
         assert len(list(csv.DictReader(file))) == len(FOUND.arms) * FOUND.horizon
     with (published / "growth.csv").open() as file:
         assert {line["blueprint"] for line in csv.DictReader(file)} == {"cnn.conv"}
-    assert all((published / name).read_bytes().startswith(b"\x89PNG") for name in PICTURES)
+    assert all((published / name).read_bytes().startswith(b"\x89PNG") for name in EVALUATION_PICTURES)
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_without_the_plot_library_all_else_is_written(published: Path, tmp_path: Path) -> None:
     assert not publish(published, tmp_path).drawn
     assert "pip install 'esper-growth[plots]'" in (tmp_path / "report.md").read_text()
-    assert not (tmp_path / PICTURES[0]).exists()
+    assert not (tmp_path / EVALUATION_PICTURES[0]).exists()
 
 
 def test_rows_of_two_setups_are_refused(tmp_path: Path) -> None:

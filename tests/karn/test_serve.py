@@ -54,7 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "studies" / "demo" / "evaluation").mkdir()
     for name in ("summary.json", "results.csv"):
         shutil.copy(EVIDENCE / name, root / "studies" / "demo" / "evaluation" / name)
-    (root / "studies" / "demo" / "evaluation" / "frontier.png").write_bytes(b"\x89PNG not really")
+    for name in ("frontier.png", "compute.png"):
+        (root / "studies" / "demo" / "evaluation" / name).write_bytes(b"\x89PNG not really")
     (root / "secret.txt").write_text("nobody asked for this")
     return root
 
@@ -128,7 +129,7 @@ def test_an_evaluation_has_its_summary_and_pictures(served: Served) -> None:
     name = quote("studies/demo/evaluation", safe="")
     found = served.json(f"/api/evaluation?id={name}")
     assert found["summary"]["subject"] == "ppo_greedy"
-    assert found["pictures"] == ["frontier.png"]
+    assert found["pictures"] == ["frontier.png", "compute.png"]
     status, headers, content = served.ask(f"/api/picture?id={name}&name=frontier.png")
     assert (status, headers["content-type"]) == (200, "image/png")
     assert content.startswith(b"\x89PNG")

@@ -21,7 +21,6 @@ from esper.evidence.summary import Summary, exact_mean, metric_column
 from esper.karn.charts import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, VERMILION, YELLOW
 from esper.leyline.files import write_atomic
 
-PICTURES = ("frontier.png", "compute.png", "paired.png", "curves.png", "growth.png")
 # Colour, marker, line: arms that share a colour differ in the others.
 LOOKS: dict[str, tuple[str, str, str]] = {
     "wait_only": (BLACK, "s", "-"),

@@ -20,7 +20,7 @@ from rich.table import Table
 from esper.evidence import limits
 from esper.evidence.arms import SAMPLED, get_arm
 from esper.evidence.claims import ClaimOutcome, ClaimVerdict, judge_claims
-from esper.evidence.figures import PICTURES, draw_figures, figure_tables
+from esper.evidence.figures import draw_figures, figure_tables
 from esper.evidence.manifest import EVALUATION_FORMAT, CheckResult, EvaluationManifest
 from esper.evidence.results import CURVES, KEY, OK, RESULTS, TOPOLOGIES, read_curves, read_results, read_topologies
 from esper.evidence.statistics import LEVEL, RESAMPLES, PairedDifference
@@ -29,10 +29,9 @@ from esper.evidence.tuning import words_of
 from esper.karn.page import render_page
 from esper.leyline import record
 from esper.leyline.files import read_regular, write_atomic
-from esper.leyline.rundir import REPORT_FILE
+from esper.leyline.rundir import EVALUATION_PICTURES, MAX_PICTURE_BYTES, REPORT_FILE
 
 GROWTH_OPS = ("germinate", "advance", "prune", "fossilize")
-MAX_PICTURE_BYTES = 20_000_000
 CAPTIONS = {
     "frontier.png": "Size and score of every run after the last epoch, and the mean of every arm; the line is the best "
     "plain network of each size.",
@@ -74,7 +73,9 @@ def publish(source: Path, out: Path) -> Published:
     drawn = draw_figures(out, manifest, rows, tables)
     write_atomic(out / "summary.json", summary_json(manifest, summary, verdicts).encode(), durable=False)
     values = _values(manifest, summary, rows, verdicts)
-    listed = _list_report(values, pictures=PICTURES if drawn else (), tables=[f"{name}.csv" for name in tables])
+    listed = _list_report(
+        values, pictures=EVALUATION_PICTURES if drawn else (), tables=[f"{name}.csv" for name in tables]
+    )
     write_atomic(out / "report.md", listed.encode(), durable=False)
     write_atomic(out / REPORT_FILE, _page(values, out if drawn else None).encode(), durable=False)
     return Published(manifest=manifest, summary=summary, verdicts=verdicts, drawn=drawn)
@@ -278,7 +279,9 @@ def _page(values: Mapping[str, object], figures: Path | None) -> str:
         Path(__file__).with_name("report.html.j2"),
         {"plain": _plain, "result": _result, "severity": _severity},
         captions=CAPTIONS,
-        pictures={} if figures is None else {name: content for name in PICTURES if (content := _read(figures / name))},
+        pictures={}
+        if figures is None
+        else {name: content for name in EVALUATION_PICTURES if (content := _read(figures / name))},
         **values,
     )
 

@@ -122,7 +122,7 @@ def read_file(file: EventFile, files: list[EventFile], start: int = 0) -> Iterat
     Raises:
         NewerSchema: There are no others: the file is of a newer Esper.
     """
-    limit = _first_seq_after(file, files)
+    limit = first_seq_after(file, files)
     newer: NewerSchema | None = None
     any_event = start > 0
     try:
@@ -244,7 +244,7 @@ def _skim_file(
     file: EventFile, files: list[EventFile], start: int, stop: int
 ) -> Iterator[tuple[int, LogItem | PassedOver | None]]:
     """Like `read_file` up to an offset, but events about single steps are passed over."""
-    limit = _first_seq_after(file, files)
+    limit = first_seq_after(file, files)
     try:
         stream = open(open_regular(file.path), "rb")  # noqa: SIM115
     except FileNotFoundError:
@@ -288,7 +288,7 @@ def _decode(file: EventFile, offset: int, line: bytes) -> LogItem:
         return BadLine(file=file.name, offset=offset, reason=str(error))
 
 
-def _first_seq_after(file: EventFile, files: list[EventFile]) -> int | None:
+def first_seq_after(file: EventFile, files: list[EventFile]) -> int | None:
     """The sequence number at which later attempts wrote this part of the run again; None if none did."""
     return min((later.first_seq for later in files if later.attempt > file.attempt), default=None)
 

@@ -30,6 +30,10 @@ METRICS_DIR = "metrics"
 WANDB_DIR = "wandb"
 """Where that library puts its files."""
 REPORT_FILE = "report.html"
+EVALUATION_PICTURES = ("frontier.png", "compute.png", "paired.png", "curves.png", "growth.png")
+"""Figures in the folder of an evaluation, in the order in which they are shown."""
+MAX_PICTURE_BYTES = 20_000_000
+"""Of each; a larger file is none and is not read."""
 DEFAULT_GROUP = "main"
 """Cohort of a run that nobody named one for."""
 _EVENT_FILE = re.compile(r"a(\d{3,9})-s(\d{1,18})\.jsonl")

@@ -35,10 +35,7 @@ from esper.karn.serve.channels import MAX_RUNS_PER_STREAM, MAX_STREAMS, Channel,
 from esper.karn.serve.compare import MAX_COMPARED, CurveCache
 from esper.karn.serve.guard import Guard
 from esper.leyline.files import loads_json, read_regular
-
-PICTURES = ("frontier.png", "paired.png", "curves.png", "growth.png")
-"""Figures of an evaluation, in the order in which they are shown."""
-MAX_PICTURE_BYTES = 20_000_000
+from esper.leyline.rundir import EVALUATION_PICTURES, MAX_PICTURE_BYTES
 
 
 class RequestFailed(Exception):
@@ -98,13 +95,13 @@ class Pages:
             summary = loads_json(await asyncio.to_thread(read_regular, path / EVALUATION_FILE, MAX_EVALUATION_BYTES))
         except (OSError, ValueError) as error:
             raise RequestFailed(404, f"the summary cannot be read: {error}") from None
-        drawn = [name for name in PICTURES if (path / name).is_file()]
+        drawn = [name for name in EVALUATION_PICTURES if (path / name).is_file()]
         return _json(to_json({"summary": summary, "pictures": drawn, "folder": str(path)}))
 
     async def picture(self, request: Request) -> Response:
         path, name = await self._evaluation_dir(request), request.query_params.get("name", "")
-        if name not in PICTURES:
-            raise RequestFailed(404, f"expected one of {', '.join(PICTURES)}, got {name!r}")
+        if name not in EVALUATION_PICTURES:
+            raise RequestFailed(404, f"expected one of {', '.join(EVALUATION_PICTURES)}, got {name!r}")
         try:
             content = await asyncio.to_thread(read_regular, path / name, MAX_PICTURE_BYTES)
         except OSError:

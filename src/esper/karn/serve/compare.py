@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.karn.codec import LineError, decode_line
-from esper.karn.replay import MAX_LINE_BYTES, file_size
+from esper.karn.replay import MAX_LINE_BYTES, file_size, first_seq_after
 from esper.leyline import BatchSummary, RunStarted
 from esper.leyline.files import open_regular
 from esper.leyline.rundir import EventFile, event_files
@@ -38,7 +38,7 @@ def _read_curves(files: list[EventFile]) -> dict[str, Any]:
     rounds: dict[int, BatchSummary] = {}
     about: dict[str, Any] = {"group": None, "task": None, "controller": None, "seed": None}
     for file in files:
-        limit = min((later.first_seq for later in files if later.attempt > file.attempt), default=None)
+        limit = first_seq_after(file, files)
         with open(open_regular(file.path), "rb") as stream:
             while line := stream.readline(MAX_LINE_BYTES):
                 if not line.startswith(_WANTED) or not line.endswith(b"\n"):
