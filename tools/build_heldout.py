@@ -1,12 +1,15 @@
-"""Draws the fixed list of held-out tasks and stores it whole. Run once, before anything was measured on it.
+"""Draws the list of held-out tasks and stores it whole. It was run once, before anything was measured on the list.
 
 python tools/build_heldout.py
+
+A list that is there is never replaced. Blueprints that came later are offered to new draws, so they would differ.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -83,14 +86,16 @@ def _photos(rng: random.Random, data: str, number: int) -> TaskSpec:
 
 
 def main() -> None:
-    """Writes the list."""
+    """Writes the list, unless there is one."""
+    place = Path(esper.runtime.__file__).parent / "data" / HELD_OUT_FILE
+    if place.exists():
+        sys.exit(f"{place.name} is fixed; nothing was written. A new list is a new study: move the old one away first")
     rows = []
     for kind, count in HELD_OUT_KINDS:
         for number in range(count):
             task = _draw_held_out(kind, number)
             row = {"family": nursery.family_of(task), "why": kind, "sha256": nursery.task_sha256(task)}
             rows.append({**row, "task": asdict(task)})
-    place = Path(esper.runtime.__file__).parent / "data" / HELD_OUT_FILE
     place.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
