@@ -114,7 +114,8 @@ def _macs_before(manifest: EvaluationManifest, summary: Summary, arm: str) -> fl
     if row.rebuilds:
         return None
     tuning = {} if manifest.tuning is None else manifest.tuning.get("training MACs", {})
-    return float(tuning.get(arm, 0))
+    macs = tuning.get(arm, 0)
+    return None if macs is None else float(macs)
 
 
 def _paired_table(manifest: EvaluationManifest, summary: Summary) -> pd.DataFrame:

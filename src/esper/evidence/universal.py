@@ -161,7 +161,7 @@ def tune_rules(numbers: Sequence[int], workers: Workers | int, log: Log) -> dict
             settings = rule_settings(name)
             scores = [mean_gain(hosts.run(rule_on_all(name, params)), waiting) for params in settings]
             episodes = len(settings) * len(hosts.seeds)
-            cost = {"asked_episodes": episodes, "episodes": episodes, "training_macs": 0}
+            cost = {"asked_episodes": episodes, "episodes": episodes, "training_macs": None}
             arms[name] = {**best_setting(settings, scores, 1), **cost}
     return {
         "format": TUNED_FORMAT,
@@ -170,6 +170,8 @@ def tune_rules(numbers: Sequence[int], workers: Workers | int, log: Log) -> dict
         "data_sha256": None,
         "horizon": None,
         "budget": None,
+        "rows": None,
+        "backend": None,
         "first_seed": TUNING_RUN_SEEDS.start,
         "metric": "mean gain over waiting on controller-validation",
         "arms": arms,
