@@ -79,8 +79,8 @@ def test_the_list_names_every_run_and_evaluation_with_its_facts(served: Served) 
     )
     assert (other["state"], other["num_rounds_done"]) == ("died", 4)
     (evaluation,) = found["evaluations"]
-    assert (evaluation["id"], evaluation["best_arm"]) == ("studies/demo/evaluation", "static_final")
-    assert "growing helps: NO DIFFERENCE" in evaluation["outcome"]
+    assert (evaluation["id"], evaluation["best_arm"]) == ("studies/demo/evaluation", "static_1300")
+    assert "growing pays: WORSE" in evaluation["outcome"]
 
 
 def test_a_run_is_shown_as_its_log_tells_it(served: Served, folder: Path) -> None:
