@@ -99,6 +99,7 @@ def test_worlds_run_in_workers_of_any_kind_to_the_same_result() -> None:
     assert elsewhere == [here, here]
 
 
+@pytest.mark.slow
 def test_where_nothing_helps_the_agent_learns_to_wait() -> None:
     sandbox = shortened("inert", 15)
     played = train(sandbox, run_seed=0)

@@ -40,6 +40,7 @@ def test_a_second_run_gives_the_same_bits(reference):
     assert play(RUN)[0] == reference[0]
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_bits(reference):
     config = replace(RUN, worker_kind="process", workers=2)
     assert play(config)[0] == reference[0]

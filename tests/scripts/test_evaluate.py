@@ -94,6 +94,7 @@ def test_other_conditions_are_not_mixed_in(tmp_path: Path, capsys: pytest.Captur
         assert "another --out" in message
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for workers in ("1", "2"):

@@ -38,6 +38,7 @@ def test_no_level_changes_a_bit(tmp_path, silent, level):
         assert run_with(hub, RUN, level) == silent
 
 
+@pytest.mark.slow
 def test_the_most_talkative_level_changes_nothing_in_other_processes_either(tmp_path, silent):
     with open_log(tmp_path) as hub:
         elsewhere = replace(RUN, worker_kind="process", workers=2)
