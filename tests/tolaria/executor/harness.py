@@ -103,12 +103,12 @@ def native_pass(
 
 
 def torch_pass(
-    module: nn.Module, inputs: Tensor, targets: Tensor, *, training: bool = True
+    module: nn.Module, inputs: Tensor, targets: Tensor, *, training: bool = True, dtype: torch.dtype = torch.float64
 ) -> tuple[float, int, dict[str, Tensor], nn.Module]:
-    """The same in float64, and the module it was done with."""
-    exact = copy.deepcopy(module).double()
+    """The same by torch, in float64 unless said otherwise, and the module it was done with."""
+    exact = copy.deepcopy(module).to(dtype)
     exact.train(training)
-    logits = exact(inputs.double())
+    logits = exact(inputs.to(dtype))
     loss = F.cross_entropy(logits, targets, reduction="sum")
     hits = int((logits.argmax(-1) == targets).sum())
     gradients = {}
@@ -121,15 +121,18 @@ def torch_pass(
 def assert_same_pass(module: nn.Module, inputs: Tensor, targets: Tensor, tolerance: float = 2e-6) -> None:
     """Training and validation agree with torch: loss, hits, every gradient, running statistics.
 
-    The tolerance is relative to the largest gradient: float32 rounds each of a few thousand terms once.
+    The tolerance is relative to the largest gradient: float32 rounds each of a few thousand terms once. Where terms
+    cancel, as in the norm of two channels, rounding is worth more; how much more is what torch errs by in float32.
     """
     loss, hits, gradients, exact = torch_pass(module, inputs, targets)
+    rounded = torch_pass(module, inputs, targets, dtype=torch.float32)[2]
     found, found_hits, native = native_pass(module, inputs, targets)
     assert abs(found - loss) <= 1e-5 * max(1.0, abs(loss))
     assert found_hits == hits
     scale = max(1e-3, *(float(grad.abs().max()) for grad in gradients.values()))
     for name, grad in gradients.items():
-        assert float((native[name] - grad).abs().max()) <= tolerance * scale, name
+        usual = float((rounded[name] - grad).abs().max())
+        assert float((native[name] - grad).abs().max()) <= max(tolerance * scale, 4.0 * usual), name
     for norm, other in zip(batch_norms(module), batch_norms(exact), strict=True):
         torch.testing.assert_close(norm.running_mean.double(), other.running_mean, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(norm.running_var.double(), other.running_var, rtol=1e-5, atol=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -94,6 +94,7 @@ def test_group_norms_with_and_without_relu(groups, per, relu, affine, rows, size
     image(channels, nn.Sequential(norm, nn.ReLU()) if relu else norm, rows, size)
 
 
+@example(channels=2, affine=False, rows=34)
 @settings(max_examples=10)
 @given(st.integers(2, 40), st.booleans(), st.integers(2, 100))
 def test_layer_norms(channels, affine, rows):
