@@ -88,6 +88,7 @@ def test_when_the_cue_is_needed_nothing_that_is_seen_tells_it_any_more() -> None
         assert all(row == slots[0] for row in slots)
 
 
+@pytest.mark.slow
 def test_worlds_run_in_workers_of_any_kind_to_the_same_result() -> None:
     sandbox = replace(shortened("recover", 1), first_rounds=1)
     results = [

@@ -35,6 +35,7 @@ def survive(runs, undisturbed, delays, workers):
     return kills
 
 
+@pytest.mark.slow
 def test_three_kills_change_nothing(tmp_path, undisturbed):
     assert survive(tmp_path, undisturbed, [0.3, 0.9, 0.1], workers=1) >= 1
 

@@ -143,6 +143,7 @@ def test_mistakes_are_one_line_and_leave_nothing(arguments, words, tmp_path, cap
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_baseline_runs_with_one_env_because_nobody_chose_its_minibatches(tmp_path, monkeypatch, capsys):
     write_cifar(tmp_path / "data", cifar_batches())
     monkeypatch.setenv("ESPER_CIFAR10", str(tmp_path / "data"))
