@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What the demos and studies need, and what the tests need besides. The first stamp is a part of the second.
+# What the demos and studies need, and what the tests need besides.
 RUN_EXTRAS := evidence,plots,search,runs,serve,watch
 EXTRAS := $(RUN_EXTRAS),dev,onnx,gym,bench,metrics,docs,lightning,hf,sklearn,ray
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
@@ -15,16 +15,20 @@ export OMP_NUM_THREADS := 1
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.runs: pyproject.toml constraints.txt
+# One pass of pip, for either set: the larger one after the smaller would cost half a minute more.
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Esper needs Python 3.11 or newer; set PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) '.[$(RUN_EXTRAS)]'
+	$(PIP_INSTALL) '.[$(1)]'
 	@$(BIN)/python -c 'from esper.tolaria.executor.available import warm_up, why_not_native; why_not_native() or warm_up(print)'
-	@touch $@
+	@touch $(VENV)/.runs $@
+endef
 
-$(VENV)/.ready: $(VENV)/.runs
-	$(PIP_INSTALL) '.[$(EXTRAS)]'
-	@touch $@
+$(VENV)/.runs: pyproject.toml constraints.txt
+	$(call install,$(RUN_EXTRAS))
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(call install,$(EXTRAS))
 
 setup: $(VENV)/.ready  ## create .venv with everything for development
 	@if [ -d .git ]; then $(BIN)/pre-commit install >/dev/null; fi

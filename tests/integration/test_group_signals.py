@@ -14,6 +14,7 @@ from esper.leyline.rundir import STATUS_FILE
 RUN = ["--preset", "smoke", "--task", "digits_blind", "--envs", "2", "--workers", "2", "--worker-kind", "process"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="there are no process groups here")
 def test_a_request_to_the_whole_group_stops_the_run_at_once(tmp_path):
     command = [sys.executable, "-m", "esper.scripts.train", *RUN, "--episode-length", "400", "--rounds", "50"]

@@ -293,6 +293,7 @@ def test_a_stop_in_the_first_round_shows_the_way_on(tmp_path, monkeypatch, capsy
     assert "Done." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_stop_while_the_scale_is_measured_is_no_crash(tmp_path):
     process = start(
         "ppo", "--task", "digits_blind", "--envs", 4, "--episode-length", 40, "--runs", tmp_path, "--run-id", "a"

@@ -83,7 +83,7 @@ def check_lives(run):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "scripted" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
+    "name", [name if name == "waiting" else pytest.param(name, marks=pytest.mark.slow) for name in KINDS]
 )
 def test_a_baseline_has_its_counts_wherever_it_runs(tmp_path, name):
     """To store new ones after a change that is meant to tell more: write what this test shows into the file."""

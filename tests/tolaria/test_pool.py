@@ -186,6 +186,7 @@ def test_cancel_stops_a_step_between_two_batches() -> None:
             pool.step(worlds.specs_at(0))
 
 
+@pytest.mark.slow
 def test_a_killed_parent_leaves_no_worker(tmp_path: Path) -> None:
     code = f"""
 import os

@@ -92,6 +92,7 @@ def test_beside_hosts_of_another_task_a_host_gets_the_bits_it_would_get_alone(
         assert digest(pool)[1] == expected[1][1]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bits_also_from_snapshots_and_after_a_kill(
     expected: tuple[str, dict[int, str]],
 ) -> None:
