@@ -79,7 +79,7 @@ def test_a_search_finds_what_is_planted_within_its_episodes(name: str) -> None:
 
     best = SEARCH[name](SETTING, 20, 240, score)
     assert played <= 240
-    assert worth(best[0].entries) > 9.0
+    assert worth(best[0].what) > 9.0
     assert [one.mean for one in best] == sorted((one.mean for one in best), reverse=True)
 
 

@@ -1,16 +1,17 @@
 """Tuning is fair, stays away from evaluation run seeds and from the test split, and can be used."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from esper.evidence.arms import TUNABLE, get_arm
+from esper.evidence.arms import TUNABLE, Arm, get_arm
 from esper.evidence.host_runs import HostRun, HostRunner
 from esper.evidence.static_networks import read_host
-from esper.evidence.tuning import Tuner, candidates, every_setting, grids, read_tuned, tune
+from esper.evidence.tuning import SEEDS_PER_SETTING, Tuner, candidates, every_setting, grids, read_tuned, tune
 from esper.leyline import EpisodeSeed
 from esper.leyline.rng import FIRST_EVALUATION_SEED, TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
@@ -44,11 +45,10 @@ def tune_arms(data: Dataset, *names: str, episodes: int, **options: Any) -> dict
 def test_every_candidate_is_a_controller_and_the_first_is_the_default(arm: str, name: str) -> None:
     task = TASKS[name]
     with HostRunner(task, load_task_data(task)) as runner:
-        tried = candidates(arm, every_setting(get_arm(arm), runner.layout, task), 64)
+        tried = candidates(arm, every_setting(get_arm(arm), runner.layout, task), 16)
         controllers = [runner.controller(arm, **params) for params in tried]
         default, first = runner.controller(arm), controllers[0]
     assert 8 <= len(tried) <= 16
-    assert 64 % len(tried) == 0
     assert len({json.dumps(params, sort_keys=True) for params in tried}) == len(tried)
     same = {key: value for key, value in vars(first).items() if not key.startswith("_")}
     assert same == {key: value for key, value in vars(default).items() if not key.startswith("_")}
@@ -87,7 +87,26 @@ def test_the_winner_is_the_best_on_validation(data: Dataset, monkeypatch: pytest
     )
     found = tune_arms(data, "periodic", episodes=12)["arms"]["periodic"]
     assert found["chosen"] == {"every_epochs": 2}
-    assert (found["score"], found["default_score"], found["seeds_per_setting"]) == (90.0, 50.0, 4)
+    assert (found["score"], found["default_score"], found["run_seeds"]) == (90.0, 50.0, 4)
+
+
+def test_luck_on_the_first_run_seeds_does_not_choose(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lucky setting is best on the four run seeds that all settings are judged on, and on no other."""
+
+    def scores(self: Tuner, arm: Arm, params: dict[str, Any], numbers: Sequence[int]) -> list[float]:
+        every = params["every_epochs"]
+        lucky = [95.0 if number < SEEDS_PER_SETTING else 60.0 for number in numbers]
+        return {6: lucky, 7: [90.0] * len(numbers)}.get(every, [50.0 + every] * len(numbers))
+
+    monkeypatch.setattr(
+        "esper.evidence.tuning.grids", lambda layout, horizon: {"periodic": {"every_epochs": list(range(1, 13))}}
+    )
+    monkeypatch.setattr(Tuner, "scores", scores)
+    found = tune_arms(data, "periodic", episodes=64)["arms"]["periodic"]
+    assert found["chosen"] == {"every_epochs": 7}
+    seeds = {entry["params"]["every_epochs"]: entry["run_seeds"] for entry in found["tried"]}
+    assert seeds[7] == found["run_seeds"] > SEEDS_PER_SETTING == seeds[1]
+    assert 48 < sum(seeds.values()) <= 64
 
 
 @pytest.mark.parametrize("episodes", [0, 3, 10])

@@ -207,6 +207,18 @@ def test_a_seed_learns_when_trained_alone(
     assert losses[-1] < 0.999 * losses[0]
 
 
+def test_a_step_of_gamma_counts_for_several() -> None:
+    """Fifty steps of a hundredth are half a unit of gamma, and five times the weight of a plain layer."""
+    blueprint = get_blueprint("mlp.mlp")
+    seed = blueprint.build(slot_of(blueprint, 4, 1), draw(1))
+    optimizer, x = torch.optim.AdamW([seed.gamma], lr=0.01, weight_decay=0.0), torch.ones(2, 4)
+    for _ in range(50):
+        optimizer.zero_grad()
+        (-(seed(x) / seed.body(x).detach()).sum()).backward()
+        optimizer.step()
+    assert torch.allclose(seed(x), 5 * seed.body(x), rtol=1e-3)
+
+
 @every_blueprint
 def test_the_same_generator_gives_the_same_seed_and_no_global_draw(blueprint: Blueprint) -> None:
     before = torch.get_rng_state()

@@ -309,7 +309,7 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "other blueprint": (lambda f, t: f["slots"]["r0c1"].update(blueprint="mlp.lora"), "slots.r0c1.seed"),
     "older seed": (
         lambda f, t: f["slots"]["r0c1"].update(blueprint_version=0),
-        "'mlp.mlp_small' was saved in version 0, and this Esper builds version 1",
+        "'mlp.mlp_small' was saved in version 0, and this Esper builds version 2",
     ),
     "blend": (lambda f, t: f["slots"]["r0c1"].update(blend="fade"), "unknown blend 'fade'"),
     "ungated blend": (lambda f, t: f["slots"]["r0c1"].update(blend="linear"), "slots.r0c1.gate"),
@@ -512,6 +512,12 @@ def test_a_state_of_another_network_is_refused_whole(wrong: str) -> None:
     assert run_bits(run) == before
     assert facts(run) == known
     assert_optimizer_matches(run)
+
+
+def test_a_sample_in_another_memory_order_can_be_saved(tmp_path: Path) -> None:
+    run = start("cnn", OPTIMIZERS["sgd"])
+    run.model.sample = run.model.sample.repeat(1, 3, 1, 1).contiguous(memory_format=torch.channels_last)
+    assert all(tensor.is_contiguous() for tensor in capture(run.model).tensors.values())
 
 
 def test_facts_are_plain_json() -> None:

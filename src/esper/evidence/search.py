@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from esper.evidence.static_networks import SeedChoice
 from esper.leyline import BlueprintCard, LifecycleOp, derive_seed, get_blend, record
@@ -22,8 +22,8 @@ HALVING = 3
 """Of the schedules of a rung, one in so many goes on, with so many times the run seeds."""
 TPE_SEEDS = 4
 """Run seeds of a schedule that TPE asks about."""
-TPE_FINAL = 12
-"""Schedules that share the last fifth of the episodes, so that luck does not choose among the best."""
+FINALISTS = 12
+"""Of those tried, so many share the last episodes, so that luck does not choose among the best."""
 WARM_SEEDS = 3
 """Most seeds of a schedule that a search begins with."""
 BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
@@ -32,8 +32,11 @@ MAX_EXTRA_TRAINING = 2
 
 Choose = Callable[[str, Sequence[Any]], Any]
 """(name of the choice, its options) -> one of them."""
-Score = Callable[[tuple[ScheduleEntry, ...], Sequence[int]], Sequence[float]]
-"""(schedule, numbers of run seeds) -> its score on each; higher is better."""
+Candidate = TypeVar("Candidate")
+"""What is judged: a schedule of a search, a setting of a rule."""
+Schedule = tuple[ScheduleEntry, ...]
+Score = Callable[[Candidate, Sequence[int]], Sequence[float]]
+"""(candidate, numbers of run seeds) -> its score on each; higher is better."""
 
 
 @record
@@ -128,10 +131,10 @@ def make_schedule(setting: Setting, horizon: int, wishes: Sequence[SeedWish]) ->
 
 
 @dataclass(slots=True)
-class Tried:
-    """A schedule and its scores so far, by number of run seed."""
+class Tried(Generic[Candidate]):
+    """A candidate and its scores so far, by number of run seed."""
 
-    entries: tuple[ScheduleEntry, ...]
+    what: Candidate
     scores: list[float] = field(default_factory=list)
 
     @property
@@ -139,12 +142,22 @@ class Tried:
         """Over run seeds."""
         return statistics.fmean(self.scores)
 
-    def judge(self, score: Score, num_seeds: int) -> None:
+    def judge(self, score: Score[Candidate], num_seeds: int) -> None:
         """Plays it on the run seeds up to a number that it has not seen."""
-        self.scores += score(self.entries, range(len(self.scores), num_seeds))
+        self.scores += score(self.what, range(len(self.scores), num_seeds))
 
 
-def search_random(setting: Setting, horizon: int, episodes: int, score: Score) -> list[Tried]:
+def judge_again(tried: Sequence[Tried[Candidate]], episodes: int, score: Score[Candidate]) -> list[Tried[Candidate]]:
+    """Half of the episodes for the best, the other half for the best third of those, which are returned in order."""
+    found, count = list(tried), max(1, min(FINALISTS, len(tried), episodes // TPE_SEEDS))
+    for number in (count, min(count, max(2, count // HALVING))):
+        found = sorted(found, key=lambda one: -one.mean)[:number]
+        for one in found:
+            one.judge(score, len(one.scores) + episodes // 2 // number)
+    return sorted(found, key=lambda one: -one.mean)
+
+
+def search_random(setting: Setting, horizon: int, episodes: int, score: Score[Schedule]) -> list[Tried[Schedule]]:
     """Warm starts and random schedules by successive halving: many on one run seed, the best third on three, and so on.
 
     Returns the schedules of the last rung, best first.
@@ -154,7 +167,7 @@ def search_random(setting: Setting, horizon: int, episodes: int, score: Score) -
     warm = [all_choices(setting, horizon, some) for some in warm_starts(setting, horizon)[: rungs[0][0] // 2]]
     chosen: list[Choose] = [partial(_given, choices) for choices in warm]
     chosen += [lambda name, options: rng.choice(options)] * (rungs[0][0] - len(warm))
-    tried = [Tried(entries=draw_schedule(setting, horizon, choose)) for choose in chosen]
+    tried = [Tried(what=draw_schedule(setting, horizon, choose)) for choose in chosen]
     for count, num_seeds in rungs:
         tried = tried[:count]
         for one in tried:
@@ -175,8 +188,8 @@ def halving_rungs(episodes: int) -> Iterator[tuple[int, int]]:
         yield max(1, first // HALVING**rung), HALVING**rung
 
 
-def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score) -> list[Tried]:
-    """Warm starts, then schedules that Optuna's TPE proposes, four run seeds each; the best share the last episodes.
+def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score[Schedule]) -> list[Tried[Schedule]]:
+    """Warm starts, then schedules that Optuna's TPE proposes, four run seeds each; the best share what is left.
 
     Returns those that were judged on most run seeds, best first.
     """
@@ -186,28 +199,18 @@ def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score) -> l
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = derive_seed(setting.run_seed, None, None, None, "search_tpe") % 2**32
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
-    last = episodes // 5
-    proposals = max(1, (episodes - last) // TPE_SEEDS)
+    proposals = max(1, (episodes - episodes // 5) // TPE_SEEDS)
     for some in warm_starts(setting, horizon)[: (proposals + 1) // 2]:
         study.enqueue_trial(all_choices(setting, horizon, some))
-    tried: dict[str, Tried] = {}
+    tried: dict[str, Tried[Schedule]] = {}
     for _ in range(proposals):
         trial = study.ask()
         entries = draw_schedule(setting, horizon, partial(_suggest, trial))
-        one = tried.setdefault(str(entries), Tried(entries=entries))
+        one = tried.setdefault(str(entries), Tried(what=entries))
         one.judge(score, TPE_SEEDS)
         study.tell(trial, one.mean)
-    return _judge_again(list(tried.values()), last, score)
-
-
-def _judge_again(tried: list[Tried], episodes: int, score: Score) -> list[Tried]:
-    """Half of the episodes for the best, the other half for the best third of them, which is returned in order."""
-    count = max(1, min(TPE_FINAL, len(tried), episodes // TPE_SEEDS))
-    for number in (count, max(1, count // HALVING)):
-        tried = sorted(tried, key=lambda one: -one.mean)[:number]
-        for one in tried:
-            one.judge(score, len(one.scores) + episodes // 2 // number)
-    return sorted(tried, key=lambda one: -one.mean)
+    left = episodes - sum(len(one.scores) for one in tried.values())  # what is proposed twice is played once
+    return judge_again(list(tried.values()), left, score)
 
 
 def _given(choices: Mapping[str, Any], name: str, options: Sequence[Any]) -> Any:
@@ -230,7 +233,7 @@ def require_optuna() -> None:
         raise ValueError("search_tpe needs Optuna: pip install 'esper-growth[search]', or leave the arm out")
 
 
-SEARCH: Mapping[str, Callable[[Setting, int, int, Score], list[Tried]]] = {
+SEARCH: Mapping[str, Callable[[Setting, int, int, Score[Schedule]], list[Tried[Schedule]]]] = {
     "search_random": search_random,
     "search_tpe": search_tpe,
 }

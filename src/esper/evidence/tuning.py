@@ -21,7 +21,7 @@ from rich.table import Table
 from esper.evidence.arms import BASELINE, SEARCHES, TUNABLE, Arm, line_up
 from esper.evidence.host_runs import DEFAULT_BLUEPRINT, HostRun, HostRunner
 from esper.evidence.manifest import code_version
-from esper.evidence.search import BLENDS_TRIED, SEARCH, require_optuna
+from esper.evidence.search import BLENDS_TRIED, SEARCH, Schedule, Tried, judge_again, require_optuna
 from esper.evidence.static_networks import StaticNetwork, describe_host, read_host, static_family
 from esper.leyline import EpisodeSeed, HostLayout, derive_seed
 from esper.leyline.files import loads_json, read_regular, write_atomic
@@ -29,13 +29,15 @@ from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec
 from esper.tamiyo.rules import PLACES
-from esper.tamiyo.schedule import ScheduleEntry, read_schedule, schedule_json
+from esper.tamiyo.schedule import read_schedule, schedule_json
 from esper.tamiyo.side_by_side import SideBySide
 from esper.tolaria.executor.available import backend_version
 from esper.tolaria.kinds import Workers
 
 SEEDS_PER_SETTING = 4
-TUNED_FORMAT = 2
+FINAL_SHARE = 4
+"""One in so many episodes goes to the best settings: on four run seeds each, luck would choose among many."""
+TUNED_FORMAT = 3
 MAX_TUNED_BYTES = 2**24
 OnSetting = Callable[[str, int], None]
 
@@ -92,16 +94,13 @@ def every_setting(arm: Arm, layout: HostLayout, task: TaskSpec) -> list[dict[str
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
-def candidates(arm: str, every: Sequence[dict[str, Any]], episodes: int) -> list[dict[str, Any]]:
-    """Settings to share the episodes among: the default, then others drawn at random, none twice.
+def candidates(arm: str, every: Sequence[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Settings to try: the default, then others drawn at random, none twice.
 
-    Random search beats a regular grid of the same size where only some parameters matter. Each setting gets at least
-    SEEDS_PER_SETTING run seeds, more where there are few settings, and all episodes are used where that is possible.
+    Random search beats a regular grid of the same size where only some parameters matter.
     """
-    most = min(len(every), episodes // SEEDS_PER_SETTING)
-    count = most if most == len(every) else max(number for number in range(1, most + 1) if episodes % number == 0)
     rng = random.Random(derive_seed(0, None, None, None, f"tune:{arm}"))
-    return [every[0], *rng.sample(every[1:], count - 1)]
+    return [every[0], *rng.sample(every[1:], min(len(every), most) - 1)]
 
 
 class Tuner:
@@ -231,31 +230,37 @@ def _conditions(task: TaskSpec, data: Dataset, backend: str) -> dict[str, Any]:
 
 
 def _choose(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: OnSetting) -> dict[str, Any]:
-    """The best of some settings, each on the same run seeds."""
-    settings = candidates(arm.name, every_setting(arm, tuner.runner.layout, task), episodes)
-    share, scores = episodes // len(settings), []
-    for params in settings:
-        scores.append(statistics.fmean(tuner.scores(arm, params, range(share))))
-        on_setting(f"{arm.name} {words_of(params)}: {scores[-1]:.4g}", share)
-    return best_setting(settings, scores, share)
+    """The best of some settings, all on the same run seeds, then the best of those on more."""
+
+    def score(params: dict[str, Any], numbers: Sequence[int]) -> list[float]:
+        found = tuner.scores(arm, params, numbers)
+        if found:
+            on_setting(f"{arm.name} {words_of(params)}: {statistics.fmean(found):.4g}", len(found))
+        return found
+
+    every = every_setting(arm, tuner.runner.layout, task)
+    last = episodes // FINAL_SHARE // SEEDS_PER_SETTING * SEEDS_PER_SETTING
+    tried = [Tried(params) for params in candidates(arm.name, every, (episodes - last) // SEEDS_PER_SETTING)]
+    for one in tried:
+        one.judge(score, (episodes - last) // len(tried))
+    return best_setting(tried, judge_again(tried, last, score)[0])
 
 
-def best_setting(settings: Sequence[dict[str, Any]], scores: Sequence[float], num_seeds: int) -> dict[str, Any]:
+def best_setting(tried: Sequence[Tried[dict[str, Any]]], best: Tried[dict[str, Any]]) -> dict[str, Any]:
     """What a tuned.json says of an arm, but for what it cost; the first setting is the default."""
-    best = max(range(len(settings)), key=scores.__getitem__)  # the first of equals: the default, if it is among them
     return {
-        "chosen": settings[best],
-        "score": scores[best],
-        "default_score": scores[0],
-        "seeds_per_setting": num_seeds,
-        "tried": [{"params": params, "score": score} for params, score in zip(settings, scores, strict=True)],
+        "chosen": best.what,
+        "score": best.mean,
+        "default_score": tried[0].mean,
+        "run_seeds": len(best.scores),
+        "tried": [{"params": one.what, "score": one.mean, "run_seeds": len(one.scores)} for one in tried],
     }
 
 
 def _search(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: OnSetting) -> dict[str, Any]:
     """The best schedule that a search finds."""
 
-    def score(entries: tuple[ScheduleEntry, ...], numbers: Sequence[int]) -> list[float]:
+    def score(entries: Schedule, numbers: Sequence[int]) -> list[float]:
         found = tuner.scores(arm, {"entries": entries}, numbers)
         if found:
             on_setting(f"{arm.name} {len(entries)} ops: {statistics.fmean(found):.4g}", len(found))
@@ -263,11 +268,14 @@ def _search(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: O
 
     best = SEARCH[arm.name](tuner.runner.setting(0), task.horizon, episodes, score)
     return {
-        "chosen": {"entries": schedule_json(best[0].entries)},
+        "chosen": {"entries": schedule_json(best[0].what)},
         "score": best[0].mean,
         "default_score": None,
-        "seeds_per_setting": len(best[0].scores),
-        "tried": [{"params": {"entries": schedule_json(one.entries)}, "score": one.mean} for one in best],
+        "run_seeds": len(best[0].scores),
+        "tried": [
+            {"params": {"entries": schedule_json(one.what)}, "score": one.mean, "run_seeds": len(one.scores)}
+            for one in best
+        ],
     }
 
 

@@ -21,7 +21,7 @@ from esper.evidence.manifest import code_version
 from esper.evidence.many_tasks import COLUMNS, estimate, profile, score_runs, verdicts
 from esper.evidence.plan import prepare
 from esper.evidence.results import ResultStore
-from esper.evidence.search import BLENDS_TRIED
+from esper.evidence.search import BLENDS_TRIED, Tried
 from esper.evidence.studies import HeldOutOptions
 from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, best_setting, candidates, tune, write_tuned
 from esper.leyline.files import write_atomic
@@ -31,6 +31,7 @@ from esper.runtime.nursery import HeldOut, heldout_list
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
 from esper.simic.rewards.types import loss_points
 from esper.simic.run.run_state import load_policy
+from esper.simic.training.backend import choose_backend
 from esper.tamiyo.rules import PLACES
 from esper.tolaria.kinds import Workers
 
@@ -124,13 +125,15 @@ def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, log: Log) -> N
 
 
 def _search(task: TaskSpec, episodes: int, plan: UniversalPlan) -> dict[str, Any]:
+    data = load_task_data(task, plan.options.data_dir)
     return tune(
         task,
-        load_task_data(task, plan.options.data_dir),
+        data,
         [get_arm(name) for name in SEARCHES],
         episodes=SEEDS_PER_SETTING,
         search_episodes=episodes,
         workers=plan.workers,
+        backend=choose_backend("auto", task, data).name,
     )
 
 
@@ -158,11 +161,13 @@ def tune_rules(numbers: Sequence[int], workers: Workers | int, log: Log) -> dict
         waiting = waiting_runs(hosts)
         for name in TUNABLE:
             log(f"tuning {name} on {len(hosts.names)} draws of the nursery")
-            settings = rule_settings(name)
-            scores = [mean_gain(hosts.run(rule_on_all(name, params)), waiting) for params in settings]
-            episodes = len(settings) * len(hosts.seeds)
+            tried = [
+                Tried(params, [mean_gain(hosts.run(rule_on_all(name, params)), waiting)])
+                for params in rule_settings(name)
+            ]
+            episodes = len(tried) * len(hosts.seeds)
             cost = {"asked_episodes": episodes, "episodes": episodes, "training_macs": None}
-            arms[name] = {**best_setting(settings, scores, 1), **cost}
+            arms[name] = {**best_setting(tried, max(tried, key=lambda one: one.mean)), **cost}
     return {
         "format": TUNED_FORMAT,
         "code": code_version(),
@@ -182,7 +187,7 @@ def rule_settings(name: str) -> list[dict[str, Any]]:
     """Some settings of a rule that make sense on any task, the default first."""
     grid = RULE_GRIDS[name]
     every = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    return candidates(name, every, episodes=SEEDS_PER_SETTING * MAX_SETTINGS)
+    return candidates(name, every, MAX_SETTINGS)
 
 
 # ---- rows and report

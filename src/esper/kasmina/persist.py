@@ -58,7 +58,7 @@ def capture(
     if optimizer is not None:
         tensors |= {OPTIMIZER_PREFIX + name: tensor for name, tensor in optimizer.named_state().items()}
     tensors = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    tensors[SAMPLE] = model.sample.clone()
+    tensors[SAMPLE] = model.sample.clone(memory_format=torch.contiguous_format)
     facts = {
         "format": FORMAT,
         "host": asdict(model.host.spec),

@@ -6,14 +6,14 @@ mask and its listing come from the row.
 
 from __future__ import annotations
 
-from esper.kasmina.blueprints.base import Blueprint, Residual
+from esper.kasmina.blueprints.base import GAMMA_SCALE, Blueprint, Residual
 from esper.kasmina.blueprints.cnn import CNN_BLUEPRINTS, CNN_CONTROLS, CNN_LATER
 from esper.kasmina.blueprints.mlp import MLP_BLUEPRINTS, MLP_CONTROLS
 from esper.kasmina.blueprints.span import SPAN_BLUEPRINTS
 from esper.kasmina.blueprints.transformer import TRANSFORMER_BLUEPRINTS
 from esper.leyline import check_known
 
-__all__ = ["BLUEPRINTS", "Blueprint", "Residual", "blueprints_for", "get_blueprint"]
+__all__ = ["BLUEPRINTS", "GAMMA_SCALE", "Blueprint", "Residual", "blueprints_for", "get_blueprint"]
 
 BLUEPRINTS: dict[str, Blueprint] = {
     blueprint.key: blueprint
@@ -40,7 +40,7 @@ def get_blueprint(key: str, version: int | None = None) -> Blueprint:
     if version is not None and version != found.version:
         raise ValueError(
             f"a seed of blueprint {key!r} was saved in version {version}, and this Esper builds version "
-            f"{found.version}, which has other layers: load it with the Esper that saved it, or grow it anew"
+            f"{found.version}, which is built otherwise: load it with the Esper that saved it, or grow it anew"
         )
     return found
 

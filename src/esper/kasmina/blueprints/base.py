@@ -10,12 +10,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from esper.kasmina.hosts import CHANNEL_AXIS
 from esper.leyline import SlotSpec, record
 
 # A normalisation over fewer values than this has next to nothing to normalise, and its output no gradient.
 MIN_VALUES_PER_NORM = 4
+GAMMA_SCALE = 10.0
+"""What gamma counts for. A step moves it by about the learning rate, so that a short training would else be over before
+a seed has its full weight."""
 
 
 @record
@@ -24,7 +28,7 @@ class Blueprint:
 
     key: str
     """"<topology>.<name>"."""
-    version: int = 1
+    version: int = 2
     """Raised when seeds of this key are built otherwise than before: files with older ones are refused."""
     mixing: str
     body: Callable[..., nn.Module]
@@ -66,7 +70,7 @@ class Blueprint:
 
 
 class Residual(nn.Module):
-    """r(x) = gamma * f(x), gamma one value per channel."""
+    """r(x) = GAMMA_SCALE * gamma * f(x), gamma one value per channel."""
 
     def __init__(self, body: nn.Module, channels: int, channel_axis: int) -> None:
         super().__init__()
@@ -78,8 +82,10 @@ class Residual(nn.Module):
         return self.scaled(self.body(x))
 
     def scaled(self, y: Tensor) -> Tensor:
-        """Gamma * y."""
-        return self.gamma.view(-1, *(1,) * self.trailing_axes) * y
+        """GAMMA_SCALE * gamma * y. Tensors that implement it themselves are asked first, as in a slot."""
+        if has_torch_function_unary(y):
+            return handle_torch_function(Residual.scaled, (y,), self, y)
+        return (GAMMA_SCALE * self.gamma).view(-1, *(1,) * self.trailing_axes) * y
 
 
 class Inert(Residual):

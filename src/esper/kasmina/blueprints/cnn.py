@@ -103,7 +103,7 @@ def _batch_norm_fits(slot: SlotSpec) -> bool:
 
 CONV = Blueprint(
     key="cnn.conv",
-    version=2,
+    version=3,
     mixing="local",
     body=_conv,
     params=lambda c: 9 * c * c + 3 * c,
@@ -112,7 +112,7 @@ CONV = Blueprint(
 )
 DEPTHWISE = Blueprint(
     key="cnn.depthwise",
-    version=2,
+    version=3,
     mixing="local",
     body=_depthwise,
     params=lambda c: c * c + 12 * c,
@@ -132,7 +132,7 @@ CNN_BLUEPRINTS: tuple[Blueprint, ...] = (
     ),
     Blueprint(
         key="cnn.pointwise",
-        version=2,
+        version=3,
         mixing="none",
         body=partial(_conv, kernel=1),
         params=lambda c: c * c + 3 * c,
@@ -143,7 +143,7 @@ CNN_BLUEPRINTS: tuple[Blueprint, ...] = (
     replace(DEPTHWISE, key="cnn.dilated", body=partial(_depthwise, dilation=2)),
     Blueprint(
         key="cnn.bottleneck",
-        version=2,
+        version=3,
         mixing="local",
         body=_bottleneck,
         params=lambda c: 2 * c * squeeze_width(c) + 9 * squeeze_width(c) ** 2 + 4 * squeeze_width(c) + c,
@@ -153,7 +153,7 @@ CNN_BLUEPRINTS: tuple[Blueprint, ...] = (
     CONV,
     Blueprint(
         key="cnn.conv_deep",
-        version=2,
+        version=3,
         mixing="local",
         body=_conv_deep,
         params=lambda c: 18 * c * c + 5 * c,
@@ -166,7 +166,7 @@ CNN_LATER: tuple[Blueprint, ...] = (
     replace(
         CONV,
         key="cnn.conv_down",
-        version=1,
+        version=2,
         body=_conv_down,
         macs=lambda c, n: 9 * c * c * half_size(n),
         fits=lambda slot: slot.positions >= 4 * MIN_VALUES_PER_NORM,

@@ -6,7 +6,6 @@ widens beyond its narrowest layer. What they share with all seeds, gamma last an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -89,40 +88,42 @@ NET_SHARES = {
     "cnn.span_net": (0.5, 0.6, 0.7),
     "cnn.span_net_wide": (0.8, 1.0, 1.2),
 }
-"""Widths of the three layers, as shares of the number of classes."""
+"""Widths of the layers, as shares of the number of classes."""
+LARGE_NET_SHARES = {
+    "cnn.span_net_small": (0.4, 0.7, 0.8, 0.8),
+    "cnn.span_net": (0.6, 1.2, 1.5, 1.6),
+    "cnn.span_net_wide": (1.0, 2.0, 2.6, 2.6),
+}
+"""The same for large images, which take one layer and one pool more."""
 LARGE_IMAGE = 16
-"""Pixels a side beyond which the network sees the image at half its size."""
+"""Pixels a side of the largest image that is not large."""
 
 
-def net_widths(shares: Sequence[float], slot: SlotSpec) -> list[int]:
+def net_widths(key: str, slot: SlotSpec) -> list[int]:
     """Channels of the layers."""
-    return [max(2, round(share * slot.channels)) for share in shares]
+    shares = LARGE_NET_SHARES if source_of(slot).positions > LARGE_IMAGE**2 else NET_SHARES
+    return [max(2, round(share * slot.channels)) for share in shares[key]]
 
 
-def _is_large(slot: SlotSpec) -> bool:
-    return source_of(slot).positions > LARGE_IMAGE**2
-
-
-def _net(shares: Sequence[float], slot: SlotSpec, generator: torch.Generator) -> nn.Module:
-    """Two of its layers pool: what a plain network of so few parameters does best with."""
-    layers: list[nn.Module] = [nn.AvgPool2d(2)] if _is_large(slot) else []
-    width = source_of(slot).channels
-    for number, size in enumerate(net_widths(shares, slot)):
-        pool = [] if number == 2 else [nn.MaxPool2d(2)]
+def _net(key: str, slot: SlotSpec, generator: torch.Generator) -> nn.Module:
+    """All of its layers but the last pool: what a plain network of so few parameters does best with."""
+    layers: list[nn.Module] = []
+    width, widths = source_of(slot).channels, net_widths(key, slot)
+    for number, size in enumerate(widths, start=1):
+        pool = [] if number == len(widths) else [nn.MaxPool2d(2)]
         layers += [conv2d(width, size, 3, generator), *norm_relu(size), *pool]
         width = size
     return nn.Sequential(*layers, SpatialMean(), linear(width, slot.channels, generator, bias=False))
 
 
-def _net_params(shares: Sequence[float], slot: SlotSpec) -> int:
-    widths = [source_of(slot).channels, *net_widths(shares, slot)]
+def _net_params(key: str, slot: SlotSpec) -> int:
+    widths = [source_of(slot).channels, *net_widths(key, slot)]
     layers = sum(9 * before * after + 2 * after for before, after in pairwise(widths))
     return layers + widths[-1] * slot.channels + slot.channels
 
 
-def _net_macs(shares: Sequence[float], slot: SlotSpec) -> int:
-    widths, positions = [source_of(slot).channels, *net_widths(shares, slot)], source_of(slot).positions
-    positions, macs = half_size(positions) if _is_large(slot) else positions, 0
+def _net_macs(key: str, slot: SlotSpec) -> int:
+    widths, positions, macs = [source_of(slot).channels, *net_widths(key, slot)], source_of(slot).positions, 0
     for before, after in pairwise(widths):
         macs += 9 * before * after * positions
         positions = half_size(positions)
@@ -135,14 +136,13 @@ def _net_fits(slot: SlotSpec) -> bool:
 
 
 def _span_net(key: str) -> Blueprint:
-    shares = NET_SHARES[key]
     return Blueprint(
         key=key,
         mixing="local",
         span=True,
-        body=partial(_net, shares),
-        params=partial(_net_params, shares),
-        macs=partial(_net_macs, shares),
+        body=partial(_net, key),
+        params=partial(_net_params, key),
+        macs=partial(_net_macs, key),
         fits=_net_fits,
     )
 

@@ -6,8 +6,9 @@ attached natively. Everything else is traced. The results of an env do not depen
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina import MorphogeneticModel, SeedSlot
+from esper.kasmina.blueprints import GAMMA_SCALE, Residual
 from esper.leyline import SeedStage
 from esper.simic.training.parallel_env_state import ParallelEnvState
 from esper.tolaria.engine import Batches, TaskRows
@@ -168,7 +170,14 @@ def _trace_model(
             return h.owner.attach(h, _traced(slot.delta(h.detach(), read)), meters.index(slot))
         return h
 
-    overrides = {SeedSlot.forward: run_slot, SeedSlot.blended: run_slot}
+    def run_scaled(seed: Residual, y: Traced) -> Traced:
+        return y.owner.scale(y, seed.gamma, GAMMA_SCALE)
+
+    overrides: dict[Any, Callable[..., Traced]] = {
+        SeedSlot.forward: run_slot,
+        SeedSlot.blended: run_slot,
+        Residual.scaled: run_scaled,
+    }
     trace = Trace(*seat.memory(), training=coalitions is None, overrides=overrides)
     x = trace.begin(sample.shape[1:])
     with _mode(model, training=coalitions is None), torch.no_grad():

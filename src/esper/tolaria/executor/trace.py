@@ -173,6 +173,10 @@ class Trace:
             raise Unsupported(f"mixing {tuple(z.shape[1:])} into {tuple(x.shape[1:])}")
         return self._append(o.MIX, x, x.place.shape, z=z, columns={**_gain(), o.SCALAR: scalar})
 
+    def scale(self, x: Traced, per_channel: Tensor, s: float) -> Traced:
+        """s * x, times a parameter with one value per channel."""
+        return _scale(self, x, s, gain=self.params.position(per_channel, "tensor"))
+
     def attach(self, h: Traced, d: Traced, meter: int) -> Traced:
         """h, whose gradient also trains d, which was computed from a detached h."""
         features = View(h.place.buffer, h.place.start, h.place.shape, needs_grad=True)
