@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.evidence.host_runs import HostRunner
 from esper.evidence.runs import ops_of
-from esper.evidence.search import SEARCH, all_choices, draw_schedule, halving_rungs, warm_starts
+from esper.evidence.search import SEARCH, all_choices, draw_schedule, halving_rungs, neighbour, warm_starts
 from esper.leyline import EpisodeSeed, LifecycleOp
 from esper.runtime.tasks import get_task_spec, load_task_data, override
 from esper.simic.training.env_factory import task_layout
@@ -81,6 +82,31 @@ def test_a_search_finds_what_is_planted_within_its_episodes(name: str) -> None:
     assert played <= 240
     assert worth(best[0].what) > 9.0
     assert [one.mean for one in best] == sorted((one.mean for one in best), reverse=True)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a_neighbour_has_another_blueprint_in_one_slot(seed: int) -> None:
+    choices = all_choices(SETTING, 20, warm_starts(SETTING, 20)[seed % 7])
+    found = neighbour(SETTING, 20, choices, random.Random(seed))
+    assert found.keys() == choices.keys()
+    (changed,) = [name for name in choices if found[name] != choices[name]]
+    slot, _, what = changed.partition(" ")
+    assert what == "blueprint"
+    assert found[changed] is None or SETTING.layout.card(slot, found[changed]).fits
+
+
+def test_tpe_tries_neighbours_of_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna", reason="needs the extra `search`")
+    parents: list[dict[str, Any]] = []
+
+    def watched(setting: Setting, horizon: int, choices: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+        parents.append(choices)
+        return neighbour(setting, horizon, choices, rng)
+
+    monkeypatch.setattr("esper.evidence.search.neighbour", watched)
+    SEARCH["search_tpe"](SETTING, 20, 240, lambda entries, numbers: [worth(entries)] * len(numbers))
+    assert parents
+    assert all(choices["r0c1 blueprint"] == "cnn.depthwise" for choices in parents[-3:])
 
 
 def test_lives_replayed_as_a_schedule_lead_to_the_same_network() -> None:

@@ -22,8 +22,11 @@ HALVING = 3
 """Of the schedules of a rung, one in so many goes on, with so many times the run seeds."""
 TPE_SEEDS = 4
 """Run seeds of a schedule that TPE asks about."""
-FINALISTS = 12
+FINALISTS = 36
 """Of those tried, so many share the last episodes, so that luck does not choose among the best."""
+FINAL_RUNGS = 3
+PARENTS = 3
+"""So many of the best so far have neighbours tried."""
 WARM_SEEDS = 3
 """Most seeds of a schedule that a search begins with."""
 BLENDS_TRIED = ("linear_fast", "linear", "sigmoid")
@@ -93,6 +96,19 @@ def all_choices(setting: Setting, horizon: int, some: Mapping[str, Any]) -> dict
     return made
 
 
+def neighbour(setting: Setting, horizon: int, choices: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    """The same choices, but for the blueprint of one slot."""
+    changed, made = f"{rng.choice(setting.layout.slot_ids)} blueprint", dict(choices)
+
+    def choose(name: str, options: Sequence[Any]) -> Any:
+        if name == changed:
+            made[name] = rng.choice([option for option in options if option != choices[name]])
+        return made[name]
+
+    draw_schedule(setting, horizon, choose)
+    return made
+
+
 def _affordable(setting: Setting, wishes: Sequence[SeedWish]) -> list[SeedWish]:
     """Those for which the budget has room, first come first served."""
     room, found = setting.room, []
@@ -148,12 +164,16 @@ class Tried(Generic[Candidate]):
 
 
 def judge_again(tried: Sequence[Tried[Candidate]], episodes: int, score: Score[Candidate]) -> list[Tried[Candidate]]:
-    """Half of the episodes for the best, the other half for the best third of those, which are returned in order."""
+    """A third of the episodes for the best, a third for the best third of those, and so on once more.
+
+    Returns those of the last rung, best first.
+    """
     found, count = list(tried), max(1, min(FINALISTS, len(tried), episodes // TPE_SEEDS))
-    for number in (count, min(count, max(2, count // HALVING))):
+    for rung in range(FINAL_RUNGS):
+        number = min(count, max(2, count // HALVING**rung))
         found = sorted(found, key=lambda one: -one.mean)[:number]
         for one in found:
-            one.judge(score, len(one.scores) + episodes // 2 // number)
+            one.judge(score, len(one.scores) + episodes // FINAL_RUNGS // number)
     return sorted(found, key=lambda one: -one.mean)
 
 
@@ -189,8 +209,9 @@ def halving_rungs(episodes: int) -> Iterator[tuple[int, int]]:
 
 
 def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score[Schedule]) -> list[Tried[Schedule]]:
-    """Warm starts, then schedules that Optuna's TPE proposes, four run seeds each; the best share what is left.
+    """Warm starts, then in turn what Optuna's TPE proposes and a neighbour of the best, four run seeds each.
 
+    The best share the episodes that are left, two fifths or more, and so are not chosen by luck.
     Returns those that were judged on most run seeds, best first.
     """
     require_optuna()
@@ -199,16 +220,22 @@ def search_tpe(setting: Setting, horizon: int, episodes: int, score: Score[Sched
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = derive_seed(setting.run_seed, None, None, None, "search_tpe") % 2**32
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
-    proposals = max(1, (episodes - episodes // 5) // TPE_SEEDS)
-    for some in warm_starts(setting, horizon)[: (proposals + 1) // 2]:
+    proposals = max(1, 3 * episodes // 5 // TPE_SEEDS)
+    warm, rng = warm_starts(setting, horizon)[: (proposals + 1) // 2], random.Random(seed)
+    for some in warm:
         study.enqueue_trial(all_choices(setting, horizon, some))
     tried: dict[str, Tried[Schedule]] = {}
-    for _ in range(proposals):
+    judged: list[tuple[float, dict[str, Any]]] = []
+    for number in range(proposals):
+        if number >= len(warm) and number % 2:
+            best = sorted(judged, key=lambda pair: -pair[0])[:PARENTS]
+            study.enqueue_trial(neighbour(setting, horizon, rng.choice(best)[1], rng))
         trial = study.ask()
         entries = draw_schedule(setting, horizon, partial(_suggest, trial))
         one = tried.setdefault(str(entries), Tried(what=entries))
         one.judge(score, TPE_SEEDS)
         study.tell(trial, one.mean)
+        judged.append((one.mean, trial.params))
     left = episodes - sum(len(one.scores) for one in tried.values())  # what is proposed twice is played once
     return judge_again(list(tried.values()), left, score)
 
