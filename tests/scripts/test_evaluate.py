@@ -200,7 +200,7 @@ def test_tuning_and_preparing_leave_it_closed(
 
 def test_tuned_parameters_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = {
-        "format": 2,
+        "format": 3,
         "task": "digits_limited",
         "horizon": 8,
         "rows": None,
