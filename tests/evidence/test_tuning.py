@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from esper.evidence.arms import TUNABLE, Arm, get_arm
 from esper.evidence.host_runs import HostRun, HostRunner
-from esper.evidence.static_networks import read_host
+from esper.evidence.static_networks import read_host, static_family
 from esper.evidence.tuning import SEEDS_PER_SETTING, Tuner, candidates, every_setting, grids, read_tuned, tune
 from esper.leyline import EpisodeSeed
 from esper.leyline.rng import FIRST_EVALUATION_SEED, TUNING_RUN_SEEDS
@@ -135,6 +135,15 @@ def test_a_plain_network_is_chosen_within_its_size(data: Dataset) -> None:
     host = read_host(found["chosen"]["host"])
     assert 0 < count_host_params(replace(TASK, host=host)) <= 800
     assert found["chosen"] in [entry["params"] for entry in found["tried"]]
+
+
+def test_every_plain_network_of_a_size_is_tried(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tuner, "scores", lambda self, arm, params, numbers: [0.0] * len(numbers))
+    family = [{"host": asdict(host)} for host in static_family(TASK, 800)]
+    episodes = SEEDS_PER_SETTING * (len(family) // 2)
+    found = tune_arms(data, "static_800", episodes=episodes)["arms"]["static_800"]
+    assert [entry["params"] for entry in found["tried"]][:1] == family[:1]
+    assert sorted(map(str, family)) == sorted(str(entry["params"]) for entry in found["tried"])
 
 
 @pytest.mark.parametrize("name", ["search_random", "search_tpe"])

@@ -240,7 +240,9 @@ def _choose(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: O
 
     every = every_setting(arm, tuner.runner.layout, task)
     last = episodes // FINAL_SHARE // SEEDS_PER_SETTING * SEEDS_PER_SETTING
-    tried = [Tried(params) for params in candidates(arm.name, every, (episodes - last) // SEEDS_PER_SETTING)]
+    # Plain networks are few and differ by more than run seeds do: each of them is tried, if only once.
+    at_least = SEEDS_PER_SETTING if arm.budget is None else 1
+    tried = [Tried(params) for params in candidates(arm.name, every, (episodes - last) // at_least)]
     for one in tried:
         one.judge(score, (episodes - last) // len(tried))
     return best_setting(tried, judge_again(tried, last, score)[0])
