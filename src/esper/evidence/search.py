@@ -25,6 +25,7 @@ TPE_SEEDS = 4
 FINALISTS = 36
 """Of those tried, so many share the last episodes, so that luck does not choose among the best."""
 FINAL_RUNGS = 3
+"""Rungs of the final; each has as many episodes and a third of the finalists of the one before."""
 PARENTS = 3
 """So many of the best so far have neighbours tried."""
 WARM_SEEDS = 3

@@ -233,10 +233,7 @@ def _choose(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: O
     """The best of some settings, all on the same run seeds, then the best of those on more."""
 
     def score(params: dict[str, Any], numbers: Sequence[int]) -> list[float]:
-        found = tuner.scores(arm, params, numbers)
-        if found:
-            on_setting(f"{arm.name} {words_of(params)}: {statistics.fmean(found):.4g}", len(found))
-        return found
+        return _shown(arm, words_of(params), tuner.scores(arm, params, numbers), on_setting)
 
     every = every_setting(arm, tuner.runner.layout, task)
     last = episodes // FINAL_SHARE // SEEDS_PER_SETTING * SEEDS_PER_SETTING
@@ -263,22 +260,17 @@ def _search(arm: Arm, task: TaskSpec, tuner: Tuner, episodes: int, on_setting: O
     """The best schedule that a search finds."""
 
     def score(entries: Schedule, numbers: Sequence[int]) -> list[float]:
-        found = tuner.scores(arm, {"entries": entries}, numbers)
-        if found:
-            on_setting(f"{arm.name} {len(entries)} ops: {statistics.fmean(found):.4g}", len(found))
-        return found
+        return _shown(arm, f"{len(entries)} ops", tuner.scores(arm, {"entries": entries}, numbers), on_setting)
 
     best = SEARCH[arm.name](tuner.runner.setting(0), task.horizon, episodes, score)
-    return {
-        "chosen": {"entries": schedule_json(best[0].what)},
-        "score": best[0].mean,
-        "default_score": None,
-        "run_seeds": len(best[0].scores),
-        "tried": [
-            {"params": {"entries": schedule_json(one.what)}, "score": one.mean, "run_seeds": len(one.scores)}
-            for one in best
-        ],
-    }
+    found = [Tried({"entries": schedule_json(one.what)}, one.scores) for one in best]
+    return {**best_setting(found, found[0]), "default_score": None}
+
+
+def _shown(arm: Arm, what: str, scores: list[float], on_setting: OnSetting) -> list[float]:
+    if scores:
+        on_setting(f"{arm.name} {what}: {statistics.fmean(scores):.4g}", len(scores))
+    return scores
 
 
 def write_tuned(path: Path, content: Mapping[str, Any]) -> None:
