@@ -17,45 +17,39 @@ from pathlib import Path
 
 import esper.simic
 from esper.evidence.arms import TUNABLE
-from esper.evidence.draws import DrawnHosts, judge_checkpoints
+from esper.evidence.draws import CHOSEN, VALIDATION_DRAWS, choose_checkpoint
 from esper.evidence.manifest import code_version
-from esper.runtime.nursery import MAX_BUDGET, MAX_HORIZON, MIN_HORIZON, VALIDATION, heldout_list
+from esper.leyline.files import loads_json
+from esper.runtime.nursery import MAX_BUDGET, MAX_HORIZON, MIN_HORIZON, heldout_list
 from esper.simic.agent.agent_files import FACTS_FILE, POLICY_FILE
 from esper.simic.run.pretrained import CARD_FILE, Card, KnownRange
 from esper.simic.run.run_state import LoadedPolicy, load_policy
-from esper.simic.training.config import PRETRAINED
-
-DRAWS, SEEDS = 24, 2
+from esper.simic.training.config import IMITATED_RULE, PRETRAINED
 
 
 def main() -> None:
     """Judges, chooses, writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="run directory of `esper train ppo --preset nursery`")
-    parser.add_argument("--every", type=int, default=10, help="judge every so many checkpoints, and the last")
-    parser.add_argument("--draws", type=int, default=DRAWS)
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
-    saved = sorted(path for path in (asked.run / "checkpoints").iterdir() if path.is_dir())
-    chosen = sorted({*saved[:: asked.every], saved[-1]})
-    numbers = range(VALIDATION, VALIDATION + asked.draws)
-    with DrawnHosts(numbers, seeds=SEEDS, workers=asked.workers) as hosts:
-        found = judge_checkpoints(hosts, chosen, print)
-    best = max(chosen, key=lambda path: found[path.name])
+    best = choose_checkpoint(asked.run, asked.workers, print)
+    found = loads_json((asked.run / CHOSEN).read_bytes())
     rule = max(TUNABLE, key=found.__getitem__)
     if found[best.name] < found[rule]:
         sys.exit(f"not shipped: {best.name} gains {found[best.name]:.2f} points over waiting, {rule} {found[rule]:.2f}")
-    _write(load_policy(best), {name: found[name] for name in TUNABLE} | {PRETRAINED: found[best.name]}, asked.draws)
+    _write(load_policy(best), {name: found[name] for name in TUNABLE} | {PRETRAINED: found[best.name]})
 
 
-def _write(policy: LoadedPolicy, validation: dict[str, float], draws: int) -> None:
+def _write(policy: LoadedPolicy, validation: dict[str, float]) -> None:
     config, folder = policy.config, Path(esper.simic.__file__).parent / PRETRAINED
     held_out = json.dumps([[row.task.name, row.sha256] for row in heldout_list()])
     card = Card(
         trained_on="draws of the nursery: digits with variants, teachers, short texts; MLP, CNN and small transformers",
         recipe=(
-            f"PPO, {config.groups} tasks x {config.envs // config.groups} hosts per round, rewards relative to "
-            f"{config.relative_to}, checkpoint with the highest gain on {draws} validation draws x {SEEDS} run seeds"
+            f"{config.imitate_rounds} rounds of imitating the rule {IMITATED_RULE!r}, then PPO; {config.groups} tasks "
+            f"x {config.envs // config.groups} hosts per round, rewards relative to {config.relative_to}; of four late "
+            f"checkpoints the one with the highest gain on {VALIDATION_DRAWS} validation draws"
         ),
         code=code_version(),
         nursery_sha256=hashlib.sha256(held_out.encode()).hexdigest(),

@@ -6,6 +6,7 @@ controller-validation; the test split takes no part.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,8 +16,10 @@ from typing import Any
 from esper.evidence.arms import BASELINE, TUNABLE
 from esper.evidence.host_runs import default_schedule
 from esper.leyline import ActionExecutionResult, EpisodeSeed, FeatureContext, PolicyProtocol, record
+from esper.leyline.files import loads_json, write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
-from esper.runtime.nursery import NURSERY
+from esper.leyline.rundir import CHECKPOINTS_DIR
+from esper.runtime.nursery import NURSERY, VALIDATION
 from esper.runtime.tasks import get_task_spec, load_task_data
 from esper.simic.client import FrozenPolicy
 from esper.simic.rewards.types import loss_points
@@ -29,6 +32,10 @@ from esper.tamiyo.controllers import make_controller
 from esper.tamiyo.side_by_side import OnePerHost
 from esper.tolaria.kinds import Workers
 from esper.tolaria.pool import EnginePool
+
+VALIDATION_DRAWS = 96
+"""On so many draws checkpoints are judged. Gains differ widely between them: with 24 the order was luck."""
+CHOSEN = "chosen.json"
 
 
 @record
@@ -114,16 +121,37 @@ def waiting_runs(hosts: DrawnHosts) -> list[DrawnRun]:
     return hosts.run(rule_on_all(BASELINE, {}))
 
 
-def judge_checkpoints(hosts: DrawnHosts, checkpoints: Sequence[Path], log: Callable[[str], None]) -> dict[str, float]:
-    """Mean points over waiting of each checkpoint, played greedily, and of every rule with its defaults, by name."""
+def choose_checkpoint(run: Path, workers: Workers | int, log: Callable[[str], None]) -> Path:
+    """The checkpoint of a run over the nursery that gains most over waiting on draws that no training sees.
+
+    The choice is written down in the run's folder with its figures, those of every rule among them, and is not made
+    twice.
+    """
+    place = run / CHOSEN
+    if not place.is_file():
+        with DrawnHosts(range(VALIDATION, VALIDATION + VALIDATION_DRAWS), seeds=1, workers=workers) as hosts:
+            found = _judge(hosts, late_checkpoints(run), lambda line: log(f"{run.name}, {line}"))
+        write_atomic(place, (json.dumps(found, indent=1) + "\n").encode())
+    gains: dict[str, float] = loads_json(place.read_bytes())
+    name = max((name for name in gains if name not in TUNABLE), key=gains.__getitem__)
+    return run / CHECKPOINTS_DIR / name
+
+
+def late_checkpoints(run: Path) -> list[Path]:
+    """Those that may be chosen: after five, six, seven and eight eighths of what was saved."""
+    saved = sorted(path for path in (run / CHECKPOINTS_DIR).iterdir() if path.is_dir())
+    return sorted({saved[len(saved) * eighths // 8 - 1] for eighths in range(5, 9)})
+
+
+def _judge(hosts: DrawnHosts, checkpoints: Sequence[Path], log: Callable[[str], None]) -> dict[str, float]:
+    """Mean points over waiting of every rule with its defaults and of each checkpoint, played greedily, by name."""
     waiting, found = waiting_runs(hosts), {}
-    for name in TUNABLE:
-        found[name] = mean_gain(hosts.run(rule_on_all(name, {})), waiting)
-        log(f"{name}: {found[name]:+.2f} points over waiting")
+    arms: dict[str, PolicyProtocol] = {name: rule_on_all(name, {}) for name in TUNABLE}
     for path in checkpoints:
-        policy = FrozenPolicy(load_policy(path).agent, run_seed=0, greedy=True)
-        runs = hosts.run(policy)
-        found[path.name] = mean_gain(runs, waiting)
+        arms[path.name] = FrozenPolicy(load_policy(path).agent, run_seed=0, greedy=True)
+    for name, arm in arms.items():
+        runs = hosts.run(arm)
+        found[name] = mean_gain(runs, waiting)
         size = statistics.fmean(run.params_ratio for run in runs)
-        log(f"{path.name}: {found[path.name]:+.2f} points over waiting, {size:.2f}x parameters")
+        log(f"{name}: {found[name]:+.2f} points over waiting, {size:.2f}x parameters")
     return found

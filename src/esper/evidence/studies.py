@@ -118,8 +118,9 @@ class HeldOutOptions:
     """Policies trained beside the others that see time and budget only: what is the rest of the observation worth?"""
     search: tuple[int, ...] = (4, 16, 64, 256)
     """Episodes that searches get on each task; each number is one point of the break-even curve."""
-    tuning_tasks: int = 40
-    """Draws of the training families on which the rules are tuned; 0: they keep their defaults."""
+    tuning_tasks: int = 200
+    """Draws of the training families on which the rules are tuned; 200 cost them together as many episodes as the
+    training of one policy. 0: they keep their defaults."""
     data_dir: Path | None = None
     """Where Fashion-MNIST and CIFAR-10 lie, if not in a usual place."""
 

@@ -63,9 +63,9 @@ class UniversalPlan:
 
     folder: Path
     policies: tuple[str, ...]
-    """Folders of trained policies; without any, rules and searches alone."""
+    """Checkpoints or folders of trained policies; without any, rules and searches alone."""
     clock_only: tuple[str, ...]
-    """Folders of policies that see time and budget only."""
+    """The same of policies that see time and budget only."""
     options: HeldOutOptions
     workers: Workers | int
 

@@ -135,17 +135,22 @@ def _tunable(arm: str) -> bool:
 def _judge_universal(
     folder: Path, runs: list[Path], clock_only: list[Path], options: HeldOutOptions, workers: Workers
 ) -> None:
+    from esper.evidence.draws import choose_checkpoint
     from esper.evidence.universal import UniversalPlan, run_universal
 
     console = plain_console()
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False)
+
     plan = UniversalPlan(
         folder=folder / "held-out",
-        policies=tuple(map(str, runs)),
-        clock_only=tuple(map(str, clock_only)),
+        policies=tuple(str(choose_checkpoint(run, workers, say)) for run in runs),
+        clock_only=tuple(str(choose_checkpoint(run, workers, say)) for run in clock_only),
         options=options,
         workers=workers,
     )
-    report = run_universal(plan, lambda line: console.print(line, highlight=False))
+    report = run_universal(plan, say)
     console.print(report.split("## Task by task")[0], soft_wrap=True, highlight=False)
     console.print(f"Saved in {plan.folder}: rows.csv (one row per run), report.md, universal.png", soft_wrap=True)
 
