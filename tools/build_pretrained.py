@@ -17,7 +17,14 @@ from pathlib import Path
 
 import esper.simic
 from esper.evidence.arms import TUNABLE
-from esper.evidence.draws import CHOSEN, VALIDATION_DRAWS, choose_checkpoint
+from esper.evidence.draws import (
+    CHOSEN,
+    VALIDATION_DRAWS,
+    choose_checkpoint,
+    judge,
+    rule_on_all,
+    validation_hosts,
+)
 from esper.evidence.manifest import code_version
 from esper.leyline.files import loads_json
 from esper.runtime.nursery import MAX_BUDGET, MAX_HORIZON, MIN_HORIZON, heldout_list
@@ -34,11 +41,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
     best = choose_checkpoint(asked.run, asked.workers, print)
-    found = loads_json((asked.run / CHOSEN).read_bytes())
-    rule = max(TUNABLE, key=found.__getitem__)
-    if found[best.name] < found[rule]:
-        sys.exit(f"not shipped: {best.name} gains {found[best.name]:.2f} points over waiting, {rule} {found[rule]:.2f}")
-    _write(load_policy(best), {name: found[name] for name in TUNABLE} | {PRETRAINED: found[best.name]})
+    gain: float = loads_json((asked.run / CHOSEN).read_bytes())[best.name]
+    with validation_hosts(asked.workers) as hosts:
+        rules = judge(hosts, {name: rule_on_all(name, {}) for name in TUNABLE}, print)
+    rule = max(rules, key=rules.__getitem__)
+    if gain < rules[rule]:
+        sys.exit(f"not shipped: {best.name} gains {gain:.2f} points over waiting, {rule} {rules[rule]:.2f}")
+    _write(load_policy(best), {**rules, PRETRAINED: gain})
 
 
 def _write(policy: LoadedPolicy, validation: dict[str, float]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from esper.evidence import draws
+from esper.evidence.draws import CHOSEN, choose_checkpoint, late_checkpoints
 from esper.evidence.many_tasks import COLUMNS, score_runs
 from esper.evidence.studies import HeldOutOptions
 from esper.evidence.universal import UniversalPlan, chosen_tasks, collect_rows, kept_by_host, report_text, run_universal
@@ -79,6 +81,23 @@ def trained(folder: Path, name: str, **changes: object) -> str:
     with open_session(start_new(config, folder, name)) as session:
         session.run()
     return str(folder / name)
+
+
+def test_a_late_checkpoint_may_be_chosen(tmp_path: Path) -> None:
+    for number in range(1, 17):
+        (tmp_path / "checkpoints" / f"ckpt-{number:08d}").mkdir(parents=True)
+    assert [int(path.name[-2:]) for path in late_checkpoints(tmp_path)] == [10, 12, 14, 16]
+
+
+def test_the_checkpoint_that_gains_most_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "VALIDATION_DRAWS", 2)
+    run = Path(trained(tmp_path, "run", rounds=2))
+    said: list[str] = []
+    choose_checkpoint(run, 1, said.append)
+    assert [line.split(":")[0] for line in said] == ["run, ckpt-00000001", "run, ckpt-00000002"]
+    (run / CHOSEN).write_text('{"ckpt-00000001": 2.5, "ckpt-00000002": -1.0}')
+    assert choose_checkpoint(run, 1, said.append) == run / "checkpoints" / "ckpt-00000001"
+    assert len(said) == 2, "what is chosen is not judged again"
 
 
 @pytest.mark.slow

@@ -67,13 +67,14 @@ def test_a_policy_made_for_other_features_is_refused_with_the_first_of_them(chan
 @pytest.mark.parametrize(
     ("likelier", "planted_and_kept"),
     [
-        ({"WAIT": 0.1}, (0, 0)),
+        ({"WAIT": 2.0}, (0, 0)),
+        ({"WAIT": 0.1, "PRUNE": -5.0}, (3, 3)),
         ({"GERMINATE": 5.0, "WAIT": 0.1, "PRUNE": -5.0}, (3, 3)),
-        ({"GERMINATE": 5.0, "WAIT": 0.2, "PRUNE": 0.1}, (3, 0)),
+        ({"GERMINATE": 5.0, "WAIT": 0.2, "PRUNE": 0.1}, (9, 0)),
     ],
-    ids=["empty slots stay empty", "seeds are carried on", "unless they would rather be pruned"],
+    ids=["waiting that is meant", "waiting that is a tie", "seeds are carried on", "or pruned, where that is likelier"],
 )
-def test_the_greedy_policy_leaves_no_seed_waiting_but_may_leave_a_host_alone(
+def test_the_greedy_policy_waits_no_longer_than_half_of_all_samples(
     likelier: dict[str, float], planted_and_kept: tuple[int, int]
 ) -> None:
     spec = small_world(num_slots=3, horizon=20)

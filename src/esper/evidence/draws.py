@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from esper.evidence.arms import BASELINE, TUNABLE
+from esper.evidence.arms import BASELINE
 from esper.evidence.host_runs import default_schedule
 from esper.leyline import ActionExecutionResult, EpisodeSeed, FeatureContext, PolicyProtocol, record
 from esper.leyline.files import loads_json, write_atomic
@@ -121,37 +121,39 @@ def waiting_runs(hosts: DrawnHosts) -> list[DrawnRun]:
     return hosts.run(rule_on_all(BASELINE, {}))
 
 
-def choose_checkpoint(run: Path, workers: Workers | int, log: Callable[[str], None]) -> Path:
-    """The checkpoint of a run over the nursery that gains most over waiting on draws that no training sees.
-
-    The choice is written down in the run's folder with its figures, those of every rule among them, and is not made
-    twice.
-    """
-    place = run / CHOSEN
-    if not place.is_file():
-        with DrawnHosts(range(VALIDATION, VALIDATION + VALIDATION_DRAWS), seeds=1, workers=workers) as hosts:
-            found = _judge(hosts, late_checkpoints(run), lambda line: log(f"{run.name}, {line}"))
-        write_atomic(place, (json.dumps(found, indent=1) + "\n").encode())
-    gains: dict[str, float] = loads_json(place.read_bytes())
-    name = max((name for name in gains if name not in TUNABLE), key=gains.__getitem__)
-    return run / CHECKPOINTS_DIR / name
+def validation_hosts(workers: Workers | int) -> DrawnHosts:
+    """The draws on which checkpoints are judged: of the training families, and seen by no training."""
+    return DrawnHosts(range(VALIDATION, VALIDATION + VALIDATION_DRAWS), seeds=1, workers=workers)
 
 
-def late_checkpoints(run: Path) -> list[Path]:
-    """Those that may be chosen: after five, six, seven and eight eighths of what was saved."""
-    saved = sorted(path for path in (run / CHECKPOINTS_DIR).iterdir() if path.is_dir())
-    return sorted({saved[len(saved) * eighths // 8 - 1] for eighths in range(5, 9)})
-
-
-def _judge(hosts: DrawnHosts, checkpoints: Sequence[Path], log: Callable[[str], None]) -> dict[str, float]:
-    """Mean points over waiting of every rule with its defaults and of each checkpoint, played greedily, by name."""
+def judge(hosts: DrawnHosts, arms: Mapping[str, PolicyProtocol], log: Callable[[str], None]) -> dict[str, float]:
+    """Mean points over waiting of some controllers, by name."""
     waiting, found = waiting_runs(hosts), {}
-    arms: dict[str, PolicyProtocol] = {name: rule_on_all(name, {}) for name in TUNABLE}
-    for path in checkpoints:
-        arms[path.name] = FrozenPolicy(load_policy(path).agent, run_seed=0, greedy=True)
     for name, arm in arms.items():
         runs = hosts.run(arm)
         found[name] = mean_gain(runs, waiting)
         size = statistics.fmean(run.params_ratio for run in runs)
         log(f"{name}: {found[name]:+.2f} points over waiting, {size:.2f}x parameters")
     return found
+
+
+def choose_checkpoint(run: Path, workers: Workers | int, log: Callable[[str], None]) -> Path:
+    """The late checkpoint of a run over the nursery that, played greedily, gains most over waiting on validation draws.
+
+    The choice is written down in the run's folder with its figures and is not made twice.
+    """
+    place = run / CHOSEN
+    if not place.is_file():
+        agents = {path.name: load_policy(path).agent for path in late_checkpoints(run)}
+        arms = {name: FrozenPolicy(agent, run_seed=0, greedy=True) for name, agent in agents.items()}
+        with validation_hosts(workers) as hosts:
+            found = judge(hosts, arms, lambda line: log(f"{run.name}, {line}"))
+        write_atomic(place, (json.dumps(found, indent=1) + "\n").encode())
+    gains: dict[str, float] = loads_json(place.read_bytes())
+    return run / CHECKPOINTS_DIR / max(gains, key=gains.__getitem__)
+
+
+def late_checkpoints(run: Path) -> list[Path]:
+    """Those that may be chosen: after five, six, seven and eight eighths of what was saved."""
+    saved = sorted(path for path in (run / CHECKPOINTS_DIR).iterdir() if path.is_dir())
+    return sorted({saved[max(len(saved) * eighths // 8, 1) - 1] for eighths in range(5, 9)})

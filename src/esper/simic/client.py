@@ -47,8 +47,8 @@ from esper.tamiyo.masks import wait_only_masks
 
 OWN_CHOICE = ("blueprints", "seen_columns")
 """Of a network's shape: what may differ from one to the next."""
-CARRY_ON = (LifecycleOp.ADVANCE, LifecycleOp.FOSSILIZE)
-"""Ops that bring a living seed nearer to being kept."""
+MEANT = 0.8
+"""A chance of waiting above this is no tie with something else."""
 
 
 def network_shape(blueprints: Sequence[str], sees: str = "all") -> NetworkShape:
@@ -110,8 +110,7 @@ class FrozenPolicy:
     Samples are drawn per env from a generator keyed by run seed, env, episode and step, so a choice does not depend
     on which envs play beside it.
 
-    Greedy, it takes the most likely choice and draws nothing, but does not leave a seed waiting that most samples would
-    have carried on.
+    Greedy, it takes the most likely choice and draws nothing, but does not wait longer than half of all samples would.
     Hosts may have other slots than those the agent was trained with, and differ from each other: those of one layout
     are decided on together.
 
@@ -131,7 +130,7 @@ class FrozenPolicy:
         self._specs: tuple[ActionSpec, ...] = ()
         self._previous: ActionExecutionResult | None = None
         self._log_waiting_N: torch.Tensor | None = None
-        """Greedy: logarithm of the chance that a sample would have carried no seed on since the last other op."""
+        """Greedy: logarithm of the chance that a sample would have done nothing since the last op."""
 
     def begin(self, state: ActionExecutionResult) -> None:
         """Forgets the last episodes and looks at the hosts of the new ones."""
@@ -150,32 +149,30 @@ class FrozenPolicy:
         memory = None if self._decision is None else self._decision.state
         self._decision = self.agent.act_in_groups(self._groups, memory, self._uniforms(state))
         if self.greedy:
-            self._decision = self._without_endless_waiting(self._decision, memory)
+            self._decision = self._when_most_would(self._decision, memory)
         self._specs = tuple(
             parse_sampled_action(report.env_id, action, context.layout)
             for report, action, context in zip(state.reports, self._decision.actions(), state.contexts, strict=True)
         )
         return self._specs
 
-    def _without_endless_waiting(self, decision: PolicyOutput, memory: LSTMState | None) -> PolicyOutput:
-        """Where half of all samples would have carried a seed on by now, waiting has had its time and it is carried on.
+    def _when_most_would(self, decision: PolicyOutput, memory: LSTMState | None) -> PolicyOutput:
+        """Where half of all samples would have done something by now, waiting has had its time.
 
-        A seed is worth nothing before it is kept, and whether that is now or an epoch later matters little: where
-        waiting is a little more likely each time, the most likely choice would be to wait for ever, which no sample
-        does. Planting and pruning are no such ties. Who waits nine times of ten with an empty slot means to wait.
+        An op now or an epoch later brings much the same, so a policy may give it a fair chance in every epoch and
+        waiting a better one each time. The most likely choice would then be to wait for ever, which no sample does.
+        Where waiting is all but certain it is meant: the penalty towards the prior keeps the rest from vanishing.
         """
-        probs_NO = decision.choice.distributions[OP].probs_BC()
-        carry_on_N2 = probs_NO[:, list(CARRY_ON)]
         waits_N = decision.choice.actions_BH[:, OP] == LifecycleOp.WAIT
-        log_waiting_N = torch.log1p(-carry_on_N2.sum(dim=1))
+        waiting_N = decision.choice.distributions[OP].probs_BC()[:, LifecycleOp.WAIT]
+        log_waiting_N = torch.where(waiting_N > MEANT, 0.0, waiting_N.log())
         if self._log_waiting_N is not None:
             log_waiting_N = log_waiting_N + self._log_waiting_N
-        rather_than_prune_N = carry_on_N2.amax(dim=1) > probs_NO[:, LifecycleOp.PRUNE]
-        acts_N = waits_N & rather_than_prune_N & (log_waiting_N < math.log(0.5))
+        acts_N = waits_N & (log_waiting_N < math.log(0.5))
         self._log_waiting_N = torch.where(waits_N & ~acts_N, log_waiting_N, 0.0)
         if not bool(acts_N.any()):
             return decision
-        return self.agent.act_in_groups([_must_carry_on(group, acts_N) for group in self._groups], memory, None)
+        return self.agent.act_in_groups([_must_act(group, acts_N) for group in self._groups], memory, None)
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
         """Remembers the last state: the next observation shows what changed."""
@@ -411,12 +408,11 @@ class SimicClient(FrozenPolicy):
         return self.rewards.episodes()
 
 
-def _must_carry_on(group: EnvGroup, acts_N: torch.Tensor) -> EnvGroup:
-    """The same envs, with every other op taken from some of them."""
+def _must_act(group: EnvGroup, acts_N: torch.Tensor) -> EnvGroup:
+    """The same envs, some of which may not wait."""
     masks = group.observation.masks
-    others_O = [op for op in LifecycleOp if op not in CARRY_ON]
     op_GO = masks.op_NO.clone()
-    op_GO[:, others_O] &= ~acts_N[group.envs_G, None]
+    op_GO[:, LifecycleOp.WAIT] &= ~acts_N[group.envs_G]
     return replace(group, observation=replace(group.observation, masks=replace(masks, op_NO=op_GO)))
 
 
