@@ -105,13 +105,23 @@ def test_break_even_on_known_curves(curve: dict[int, float], wanted: float, expe
     assert found["t"] == pytest.approx(expected)
 
 
+def test_a_task_that_was_not_searched_to_the_end_says_nothing_of_break_even() -> None:
+    rows = []
+    for task, most in (("long", 64), ("short", 16)):
+        rows += [(task, "k", "wait_only", "", 0, 50.0, 1.0, 0, ""), (task, "k", "ppo", "p", 0, 60.0, 1.0, 0, "")]
+        rows += [
+            (task, "k", "search_tpe", "", 0, 55.0, 1.0, episodes, "") for episodes in (4, 16, 64) if episodes <= most
+        ]
+    assert set(break_even(score_runs(pd.DataFrame(rows, columns=list(COLUMNS))), "ppo", "search_tpe")) == {"long"}
+
+
 def test_verdicts_say_what_was_planted_and_what_is_missing() -> None:
     rows = runs(
         {"ppo": lambda t: 9.0, "rule": lambda t: 5.0, "other": lambda t: 2.0, "best": lambda t: 10.0}, policies=5
     )
     found = {
         v.claim.split(":")[0] + v.claim[-9:]: v
-        for v in verdicts(score_runs(rows), "ppo", ["rule", "other"], "blink", "open")
+        for v in verdicts(score_runs(rows), "ppo", ["rule", "other"], ["blink", "open"])
     }
     by_claim = {name[:2]: verdict for name, verdict in found.items()}
     assert by_claim["D1"].holds is True
@@ -120,5 +130,5 @@ def test_verdicts_say_what_was_planted_and_what_is_missing() -> None:
     assert by_claim["D3"].holds is True
     assert by_claim["D4"].holds is None
     rows.loc[(rows.arm == "ppo") & (rows.task >= "t09"), "params_ratio"] = 1.5
-    greedy = verdicts(score_runs(rows), "ppo", ["rule"], "blink", "open")
+    greedy = verdicts(score_runs(rows), "ppo", ["rule"], ["blink", "open"])
     assert [v.holds for v in greedy if v.claim.startswith("D3")] == [False]

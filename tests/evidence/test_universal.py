@@ -101,7 +101,10 @@ def test_the_checkpoint_that_gains_most_is_chosen_once(tmp_path: Path, monkeypat
 
 
 @pytest.mark.slow
-def test_a_small_study_goes_all_the_way_and_is_not_played_twice(tmp_path: Path) -> None:
+def test_a_small_study_goes_all_the_way_and_is_not_played_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draws, "VALIDATION_DRAWS", 2)
     plan = UniversalPlan(
         folder=tmp_path / "study",
         policies=tuple(trained(tmp_path, f"policy-{seed}", seed=seed) for seed in range(2)),
@@ -113,7 +116,8 @@ def test_a_small_study_goes_all_the_way_and_is_not_played_twice(tmp_path: Path) 
     report = run_universal(plan, said.append)
     rows = collect_rows(plan.folder)
     policies = rows.groupby("arm").policy_id.nunique()
-    assert policies["ppo_greedy"] == policies["open_loop"] == 2
+    assert policies["ppo_greedy"] == policies["open_loop"] == policies["usual"] == 2
+    assert set(rows[rows.arm == "usual"].policy_id) == set(rows[rows.arm == "ppo_greedy"].policy_id)
     assert policies["clock_only"] == 1
     assert set(rows[rows.arm == "clock_only"].policy_id).isdisjoint(rows[rows.arm == "ppo_greedy"].policy_id)
     assert set(rows.arm) >= {"wait_only", "largest", "search_random", "search_tpe", "random", "ppo_sampled"}

@@ -39,6 +39,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {
     "ppo_sampled": (VERMILION, "P", "--"),
     "open_loop": (VERMILION, "v", ":"),
     "clock_only": (VERMILION, "s", "-."),
+    "usual": (ORANGE, "v", ":"),
     "gromo": (PINK, "^", "--"),
 }
 STATIC_LOOK = (BLACK, "v", "-.")

@@ -131,13 +131,14 @@ def break_even(scored: pd.DataFrame, arm: str, search: str) -> dict[str, float]:
     """By task: episodes that a search needs there to do as well as an arm that never met the task.
 
     Between the numbers of episodes that were tried, straight on a logarithmic scale; infinite if the most did not do.
-    Tasks on which nothing can be gained are left out.
+    Tasks on which nothing can be gained are left out, and those on which the search had not the most episodes of all:
+    there nobody knows what more would have brought.
     """
-    found = {}
+    found, most = {}, scored[scored.arm == search].episodes.max()
     for task, rows in scored[~scored.saturated].groupby("task"):
         wanted = rows[rows.arm == arm].points.mean()
         tried = rows[rows.arm == search].groupby("episodes").points.mean().sort_index()
-        if tried.empty or math.isnan(wanted):
+        if tried.empty or tried.index.max() < most or math.isnan(wanted):
             continue
         found[str(task)] = _crossing([(float(n), float(v)) for n, v in tried.items()], float(wanted))
     return found
@@ -169,7 +170,7 @@ class ManyTasksVerdict:
 
 
 def verdicts(
-    scored: pd.DataFrame, policy: str, rules: Sequence[str], clock_only: str, open_loop: str
+    scored: pd.DataFrame, policy: str, rules: Sequence[str], unseeing: Sequence[str]
 ) -> list[ManyTasksVerdict]:
     """Claims D1 to D4 about a policy arm.
 
@@ -177,8 +178,7 @@ def verdicts(
         scored: From `score_runs`.
         policy: The arm judged.
         rules: Fixed controllers among the arms.
-        clock_only: Arm of the policy that sees time and budget only.
-        open_loop: Arm that replays the policy's usual schedule.
+        unseeing: Arms that see less than the policy: time and budget only, or nothing while they replay it.
     """
     arms = set(scored.arm)
     best = max((rule for rule in rules if rule in arms), key=lambda rule: estimate(scored, rule).value)
@@ -201,7 +201,7 @@ def verdicts(
             )
         )
     found.append(_restraint(scored, policy))
-    for other in (clock_only, open_loop):
+    for other in unseeing:
         gap = estimate(scored, policy, other) if other in arms else None
         found.append(
             ManyTasksVerdict(

@@ -12,27 +12,33 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, SEARCHES, TUNABLE, EvaluationRequest, get_arm
-from esper.evidence.draws import DrawnHosts, mean_gain, rule_on_all, waiting_runs
+from esper.evidence.draws import DrawnHosts, mean_gain, rule_on_all, validation_hosts, waiting_runs
 from esper.evidence.evaluation import play_missing
 from esper.evidence.manifest import code_version
 from esper.evidence.many_tasks import COLUMNS, estimate, profile, score_runs, verdicts
-from esper.evidence.plan import prepare
+from esper.evidence.plan import policy_id, prepare
 from esper.evidence.results import ResultStore
 from esper.evidence.search import BLENDS_TRIED, Tried
 from esper.evidence.studies import HeldOutOptions
 from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, best_setting, candidates, tune, write_tuned
+from esper.evidence.usual import UsualSeed, usual_schedule, usual_seeds
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.datasets import find_data
 from esper.runtime.nursery import HeldOut, heldout_list
 from esper.runtime.tasks import TaskSpec, get_task_spec, load_task_data
+from esper.simic.client import FrozenPolicy
 from esper.simic.rewards.types import loss_points
 from esper.simic.run.run_state import load_policy
 from esper.simic.training.backend import choose_backend
+from esper.simic.training.env_factory import task_layout
+from esper.tamiyo.controller import Setting
 from esper.tamiyo.rules import PLACES
+from esper.tamiyo.schedule import schedule_json
 from esper.tolaria.kinds import Workers
 
 TUNING_DRAWS = 2_000_000
@@ -50,8 +56,10 @@ RULE_GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
 }
 CLOCK_ONLY = "clock_only"
 """The arm of policies that see time and budget only, played greedily."""
+USUAL = "usual"
+"""The arm that plays what a policy usually does on validation draws, the same on every task, without looking."""
 POLICY_ARMS = (GREEDY, SAMPLED, "open_loop", "random")
-ROWS, TUNED, REPORT = "rows.csv", "tuned.json", "report.md"
+ROWS, TUNED, REPORT, USUAL_FILE = "rows.csv", "tuned.json", "report.md", "usual.json"
 THRESHOLDS = tuple(step / 20 for step in range(-20, 21))
 
 Log = Callable[[str], None]
@@ -83,11 +91,12 @@ def run_universal(plan: UniversalPlan, log: Log) -> str:
     tuned, options = plan.folder / TUNED, plan.options
     if options.tuning_tasks and not tuned.is_file():
         write_tuned(tuned, tune_rules(range(TUNING_DRAWS, TUNING_DRAWS + options.tuning_tasks), plan.workers, log))
+    usual = usual_of(plan, log)
     for row in chosen_tasks(options.tasks):
         if not find_data(row.task.data, options.data_dir).found:
             log(f"{row.task.name}: {row.task.data} is not on this machine; left out")
             continue
-        _judge(plan, row, tuned if tuned.is_file() else None, log)
+        judge_on(plan, row, tuned if tuned.is_file() else None, usual, log)
     return publish_universal(plan.folder)
 
 
@@ -98,7 +107,29 @@ def chosen_tasks(count: int) -> list[HeldOut]:
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
-def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, log: Log) -> None:
+def usual_of(plan: UniversalPlan, log: Log) -> dict[str, tuple[UsualSeed, ...]]:
+    """What each policy usually does, by policy id. It is written down and not found out twice."""
+    place = plan.folder / USUAL_FILE
+    if not place.is_file():
+        found = {}
+        for path in plan.policies:
+            policy = load_policy(path)
+            with validation_hosts(plan.workers) as hosts:
+                seeds = usual_seeds(FrozenPolicy(policy.agent, run_seed=0, greedy=True), hosts)
+            found[policy_id(policy)] = seeds
+            log(f"{policy_id(policy)} usually plants {len(seeds)} seeds")
+        write_atomic(place, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    return msgspec.json.decode(place.read_bytes(), type=dict[str, tuple[UsualSeed, ...]])
+
+
+def judge_on(
+    plan: UniversalPlan,
+    row: HeldOut,
+    tuned: Path | None,
+    usual: Mapping[str, Sequence[UsualSeed]],
+    log: Log,
+) -> None:
+    """Plays what is missing of one task."""
     task, folder = row.task, task_folder(plan.folder, row.task.name)
     arms = (BASELINE, *TUNABLE, *(POLICY_ARMS if plan.policies else ("random",)))
     request = EvaluationRequest(
@@ -114,14 +145,31 @@ def _judge(plan: UniversalPlan, row: HeldOut, tuned: Path | None, log: Log) -> N
     if plan.clock_only:
         alone = replace(request, arms=(GREEDY,), policy=plan.clock_only, out=folder / CLOCK_ONLY)
         _play(alone, plan.workers, log)
+    for policy, seeds in usual.items():
+        place = folder / f"{USUAL}-{policy}"
+        if not (place / TUNED).is_file():
+            write_tuned(place / TUNED, _usual_on(task, seeds, plan))
+        _play(_of_schedules(request, place, SEARCHES[:1]), plan.workers, log)
     for episodes in plan.options.search:
         place = folder / f"search-{episodes}"
-        found = place / TUNED
-        if not found.is_file():
+        if not (place / TUNED).is_file():
             log(f"{task.name}: searching with {episodes} episodes")
-            write_tuned(found, _search(task, episodes, plan))
-        searches = replace(request, arms=SEARCHES, policy=(), subject=SEARCHES[0], tuned=found, out=place)
-        _play(searches, plan.workers, log)
+            write_tuned(place / TUNED, _search(task, episodes, plan))
+        _play(_of_schedules(request, place, SEARCHES), plan.workers, log)
+
+
+def _of_schedules(request: EvaluationRequest, place: Path, arms: tuple[str, ...]) -> EvaluationRequest:
+    """Plays the schedules of a tuned.json."""
+    return replace(request, arms=arms, policy=(), subject=arms[0], tuned=place / TUNED, out=place)
+
+
+def _usual_on(task: TaskSpec, seeds: Sequence[UsualSeed], plan: UniversalPlan) -> dict[str, Any]:
+    """The usual seeds on one task, in the form of a schedule that was found; no episode was played for it."""
+    layout = task_layout(task, load_task_data(task, plan.options.data_dir))
+    setting = Setting(layout=layout, lifecycle=task.lifecycle, run_seed=0)
+    entries = schedule_json(usual_schedule(seeds, setting, task.horizon))
+    found = {"chosen": {"entries": entries}, "score": None, "episodes": 0, "training_macs": 0}
+    return _tuned(task.name, "what the policy usually does on validation draws", {SEARCHES[0]: found})
 
 
 def _search(task: TaskSpec, episodes: int, plan: UniversalPlan) -> dict[str, Any]:
@@ -168,19 +216,14 @@ def tune_rules(numbers: Sequence[int], workers: Workers | int, log: Log) -> dict
             episodes = len(tried) * len(hosts.seeds)
             cost = {"asked_episodes": episodes, "episodes": episodes, "training_macs": None}
             arms[name] = {**best_setting(tried, max(tried, key=lambda one: one.mean)), **cost}
-    return {
-        "format": TUNED_FORMAT,
-        "code": code_version(),
-        "task": f"{len(hosts.names)} draws of the nursery",
-        "data_sha256": None,
-        "horizon": None,
-        "budget": None,
-        "rows": None,
-        "backend": None,
-        "first_seed": TUNING_RUN_SEEDS.start,
-        "metric": "mean gain over waiting on controller-validation",
-        "arms": arms,
-    }
+    return _tuned(f"{len(hosts.names)} draws of the nursery", "mean gain over waiting on controller-validation", arms)
+
+
+def _tuned(task: str, metric: str, arms: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a tuned.json whose settings do not come from the task they are played on."""
+    unknown = dict.fromkeys(("data_sha256", "horizon", "budget", "rows", "backend"))
+    about = {"format": TUNED_FORMAT, "code": code_version(), "task": task, "first_seed": TUNING_RUN_SEEDS.start}
+    return {**about, **unknown, "metric": metric, "arms": arms}
 
 
 def rule_settings(name: str) -> list[dict[str, Any]]:
@@ -198,21 +241,23 @@ def collect_rows(folder: Path) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for held_out in heldout_list():
         place, task = task_folder(folder, held_out.task.name), held_out.task
-        for source in sorted([place, place / CLOCK_ONLY, *place.glob("search-*")]):
+        for source in sorted([place, place / CLOCK_ONLY, *place.glob(f"{USUAL}-*"), *place.glob("search-*")]):
             if not source.is_dir():
                 continue
-            episodes = int(source.name.partition("-")[2]) if source.name.startswith("search-") else 0
+            kind, _, number = source.name.partition("-")
+            episodes = int(number) if kind == "search" else 0
             store = ResultStore(source)
             for run in store.results.values():
                 if source != place and run.arm not in (GREEDY, *SEARCHES):
                     continue  # waiting and what else was added: the same runs as in the task's own folder
-                arm = CLOCK_ONLY if source.name == CLOCK_ONLY else run.arm
+                arm = kind if kind in (CLOCK_ONLY, USUAL) else run.arm
                 points = (
                     run.test_accuracy_pct if task.metric == "accuracy" else loss_points(run.test_loss, task.chance_loss)
                 )
                 ratio = run.params / run.host_params
                 kept = " ".join(seed.blueprint for seed in store.topologies[run.key].kept)
-                facts = (task.name, held_out.why, arm, run.policy_id, run.run_seed)
+                policy = number if kind == USUAL else run.policy_id
+                facts = (task.name, held_out.why, arm, policy, run.run_seed)
                 rows.append((*facts, points, ratio, episodes, kept))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
@@ -239,7 +284,7 @@ def report_text(rows: pd.DataFrame) -> str:
     arms = [arm for arm in _order(scored) if arm not in SEARCHES]
     lines = ["# One controller for many hosts", "", _size(scored), ""]
     if GREEDY in arms:
-        found = verdicts(scored, GREEDY, TUNABLE, CLOCK_ONLY, "open_loop")
+        found = verdicts(scored, GREEDY, TUNABLE, (CLOCK_ONLY, USUAL, "open_loop"))
         words = {True: "yes", False: "NO", None: "not measured"}
         lines += ["| claim | holds | found |", "|---|---|---|"]
         lines += [f"| {verdict.claim} | {words[verdict.holds]} | {verdict.found} |" for verdict in found] + [""]
