@@ -201,6 +201,7 @@ def test_everything_can_be_reached_with_keys(browser: Browser, tmp_path: Path) -
     visitor.context.close()
 
 
+@pytest.mark.slow
 def test_many_tabs_share_one_stream(browser: Browser, tmp_path: Path) -> None:
     log = write_run(tmp_path / "live", rounds=2, finish=False)
     visitor = Visitor(browser, width=700)

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 COMMAND = [sys.executable, "-m", "esper.scripts.train", "ppo", "--preset", "smoke", "--task", "digits_mlp"]
 
 
@@ -25,6 +27,7 @@ def output(terminal: int) -> Iterator[str]:
         yield some.decode(errors="replace")
 
 
+@pytest.mark.slow
 def test_the_answer_to_an_interrupt_is_drawn_with_the_bar(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*COMMAND, "--workers", "1", "--rounds", "500", "--runs", str(tmp_path), "--run-id", "a"]

@@ -239,6 +239,7 @@ def _one_step_episodes(
     return buffer
 
 
+@pytest.mark.slow
 def test_no_head_is_dead_after_a_thousand_steps_towards_waiting() -> None:
     spec = small_world()
     agent = small_agent(
