@@ -16,6 +16,7 @@ import msgspec
 import pandas as pd
 
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, SEARCHES, TUNABLE, EvaluationRequest, get_arm
+from esper.evidence.decisions import RULE, worth_of_decisions
 from esper.evidence.draws import DrawnHosts, mean_gain, rule_on_all, validation_hosts, waiting_runs
 from esper.evidence.evaluation import play_missing
 from esper.evidence.manifest import code_version
@@ -26,6 +27,7 @@ from esper.evidence.search import BLENDS_TRIED, Tried
 from esper.evidence.studies import HeldOutOptions
 from esper.evidence.tuning import SEEDS_PER_SETTING, TUNED_FORMAT, best_setting, candidates, tune, write_tuned
 from esper.evidence.usual import UsualSeed, usual_schedule, usual_seeds
+from esper.leyline import record
 from esper.leyline.files import write_atomic
 from esper.leyline.rng import TUNING_RUN_SEEDS
 from esper.runtime.datasets import find_data
@@ -59,7 +61,7 @@ CLOCK_ONLY = "clock_only"
 USUAL = "usual"
 """The arm that plays what a policy usually does on validation draws, the same on every task, without looking."""
 POLICY_ARMS = (GREEDY, SAMPLED, "open_loop", "random")
-ROWS, TUNED, REPORT, USUAL_FILE = "rows.csv", "tuned.json", "report.md", "usual.json"
+ROWS, TUNED, REPORT, HABITS = "rows.csv", "tuned.json", "report.md", "habits.json"
 THRESHOLDS = tuple(step / 20 for step in range(-20, 21))
 
 Log = Callable[[str], None]
@@ -91,12 +93,12 @@ def run_universal(plan: UniversalPlan, log: Log) -> str:
     tuned, options = plan.folder / TUNED, plan.options
     if options.tuning_tasks and not tuned.is_file():
         write_tuned(tuned, tune_rules(range(TUNING_DRAWS, TUNING_DRAWS + options.tuning_tasks), plan.workers, log))
-    usual = usual_of(plan, log)
+    habits = habits_of(plan, log)
     for row in chosen_tasks(options.tasks):
         if not find_data(row.task.data, options.data_dir).found:
             log(f"{row.task.name}: {row.task.data} is not on this machine; left out")
             continue
-        judge_on(plan, row, tuned if tuned.is_file() else None, usual, log)
+        judge_on(plan, row, tuned if tuned.is_file() else None, habits, log)
     return publish_universal(plan.folder)
 
 
@@ -107,28 +109,33 @@ def chosen_tasks(count: int) -> list[HeldOut]:
     return [rows[number * len(rows) // count] for number in range(count)]
 
 
-def usual_of(plan: UniversalPlan, log: Log) -> dict[str, tuple[UsualSeed, ...]]:
-    """What each policy usually does, by policy id. It is written down and not found out twice."""
-    place = plan.folder / USUAL_FILE
+@record
+class Habits:
+    """What a policy does on validation draws, and what its decisions are worth there."""
+
+    usual: tuple[UsualSeed, ...]
+    decisions: Mapping[str, float]
+    """Points over waiting with one decision left to a rule, by decision."""
+
+
+def habits_of(plan: UniversalPlan, log: Log) -> dict[str, Habits]:
+    """The habits of every policy, by policy id. They are written down and not found out twice."""
+    place = plan.folder / HABITS
     if not place.is_file():
         found = {}
         for path in plan.policies:
             policy = load_policy(path)
+            name = policy_id(policy)
             with validation_hosts(plan.workers) as hosts:
                 seeds = usual_seeds(FrozenPolicy(policy.agent, run_seed=0, greedy=True), hosts)
-            found[policy_id(policy)] = seeds
-            log(f"{policy_id(policy)} usually plants {len(seeds)} seeds")
+                log(f"{name} usually plants {len(seeds)} seeds")
+                worth = worth_of_decisions(policy.agent, hosts, log)
+            found[name] = Habits(usual=seeds, decisions=worth)
         write_atomic(place, msgspec.json.format(msgspec.json.encode(found)) + b"\n")
-    return msgspec.json.decode(place.read_bytes(), type=dict[str, tuple[UsualSeed, ...]])
+    return msgspec.json.decode(place.read_bytes(), type=dict[str, Habits])
 
 
-def judge_on(
-    plan: UniversalPlan,
-    row: HeldOut,
-    tuned: Path | None,
-    usual: Mapping[str, Sequence[UsualSeed]],
-    log: Log,
-) -> None:
+def judge_on(plan: UniversalPlan, row: HeldOut, tuned: Path | None, habits: Mapping[str, Habits], log: Log) -> None:
     """Plays what is missing of one task."""
     task, folder = row.task, task_folder(plan.folder, row.task.name)
     arms = (BASELINE, *TUNABLE, *(POLICY_ARMS if plan.policies else ("random",)))
@@ -145,10 +152,10 @@ def judge_on(
     if plan.clock_only:
         alone = replace(request, arms=(GREEDY,), policy=plan.clock_only, out=folder / CLOCK_ONLY)
         _play(alone, plan.workers, log)
-    for policy, seeds in usual.items():
+    for policy, habit in habits.items():
         place = folder / f"{USUAL}-{policy}"
         if not (place / TUNED).is_file():
-            write_tuned(place / TUNED, _usual_on(task, seeds, plan))
+            write_tuned(place / TUNED, _usual_on(task, habit.usual, plan))
         _play(_of_schedules(request, place, SEARCHES[:1]), plan.workers, log)
     for episodes in plan.options.search:
         place = folder / f"search-{episodes}"
@@ -267,6 +274,8 @@ def publish_universal(folder: Path) -> str:
     rows = collect_rows(folder)
     write_atomic(folder / ROWS, rows.to_csv(index=False, float_format="%.6f").encode())
     report = report_text(rows)
+    if (folder / HABITS).is_file():
+        report += decisions_text(msgspec.json.decode((folder / HABITS).read_bytes(), type=dict[str, Habits]))
     write_atomic(folder / REPORT, report.encode())
     draw(rows, folder)
     return report
@@ -297,6 +306,17 @@ def report_text(rows: pd.DataFrame) -> str:
             f"| {arm} | {figure.value:.3f} | [{figure.low:.3f}, {figure.high:.3f}] | {gain:+.2f} | {size:.2f}x |"
         )
     lines += ["", *_search_lines(scored), "## Task by task", "", *_task_lines(scored, arms)]
+    return "\n".join(lines) + "\n"
+
+
+def decisions_text(habits: Mapping[str, Habits]) -> str:
+    """What the decisions of the policies are worth, on validation draws of the training families."""
+    table = pd.DataFrame({policy: habit.decisions for policy, habit in habits.items()}).T
+    lines = ["", "## Which decision matters", ""]
+    lines += [f"Points over waiting on validation draws, with a decision left to the rule {RULE!r}.", ""]
+    lines += [f"| policy | {' | '.join(table.columns)} |", "|---|" + "---:|" * len(table.columns)]
+    for name, row in [*table.iterrows(), ("mean", table.mean())]:
+        lines.append(f"| {name} | {' | '.join(f'{gain:+.2f}' for gain in row)} |")
     return "\n".join(lines) + "\n"
 
 
