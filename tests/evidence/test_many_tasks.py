@@ -92,8 +92,8 @@ def test_a_profile_falls_from_all_to_none() -> None:
     ("curve", "wanted", "expected"),
     [
         ({4: 52.0, 16: 54.0, 64: 58.0}, 56.0, 32.0),
-        ({4: 57.0, 16: 58.0}, 56.0, 4.0),
-        ({4: 52.0, 16: 54.0}, 56.0, math.inf),
+        ({4: 57.0, 64: 58.0}, 56.0, 4.0),
+        ({4: 52.0, 64: 54.0}, 56.0, math.inf),
         ({4: 54.0, 16: 53.0, 64: 56.0}, 56.0, 64.0),
     ],
     ids=["between", "at once", "never", "worse in between"],

@@ -41,6 +41,8 @@ WAITS_PP = 0.3
 """Points that a controller with restraint may lose where there is nothing to gain."""
 WAITS_RATIO = 1.05
 """And most parameters, in units of the host."""
+WORTH_EPISODES = 32
+"""Episodes of a search that a controller is claimed to be worth."""
 
 
 @record
@@ -131,14 +133,14 @@ def break_even(scored: pd.DataFrame, arm: str, search: str) -> dict[str, float]:
     """By task: episodes that a search needs there to do as well as an arm that never met the task.
 
     Between the numbers of episodes that were tried, straight on a logarithmic scale; infinite if the most did not do.
-    Tasks on which nothing can be gained are left out, and those on which the search had not the most episodes of all:
-    there nobody knows what more would have brought.
+    Tasks on which nothing can be gained are left out, and those on which no search had more episodes than the claim
+    asks for: there nobody knows what more would have brought.
     """
-    found, most = {}, scored[scored.arm == search].episodes.max()
+    found = {}
     for task, rows in scored[~scored.saturated].groupby("task"):
         wanted = rows[rows.arm == arm].points.mean()
         tried = rows[rows.arm == search].groupby("episodes").points.mean().sort_index()
-        if tried.empty or tried.index.max() < most or math.isnan(wanted):
+        if tried.empty or tried.index.max() <= WORTH_EPISODES or math.isnan(wanted):
             continue
         found[str(task)] = _crossing([(float(n), float(v)) for n, v in tried.items()], float(wanted))
     return found
@@ -195,8 +197,8 @@ def verdicts(
         median = float(np.median(list(needed.values()))) if needed else None
         found.append(
             ManyTasksVerdict(
-                claim=f"D2: worth at least 32 episodes of {search} on the median task",
-                holds=None if median is None else median >= 32,
+                claim=f"D2: worth at least {WORTH_EPISODES} episodes of {search} on the median task",
+                holds=None if median is None else median >= WORTH_EPISODES,
                 found="not measured" if median is None else f"{median:.0f} episodes over {len(needed)} tasks",
             )
         )
