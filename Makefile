@@ -54,8 +54,8 @@ frontier-% rivals-%: $(VENV)/.ready
 
 # From the code alone; hours. Nothing is written unless the policy is at least as good as the best rule.
 pretrained: $(VENV)/.runs  ## train the policy that comes with Esper, choose its checkpoint, write weights and card
-	$(BIN)/esper train ppo --preset nursery --run-id pretrained
-	$(BIN)/python tools/build_pretrained.py runs/pretrained
+	$(BIN)/esper train ppo --preset nursery --seed 1 --run-id pretrained
+	$(BIN)/python tools/build_pretrained.py runs/pretrained --held-out docs/evidence_data/nursery/universal.csv
 
 sandbox: $(VENV)/.runs  ## train the agent in small worlds whose best policy is known
 	$(BIN)/esper sandbox
