@@ -9,7 +9,10 @@ import pandas as pd
 import pytest
 
 from esper.evidence import draws
+from esper.evidence import plan as plan_module
 from esper.evidence.draws import CHOSEN, choose_checkpoint, late_checkpoints
+from esper.evidence.learning_checks import check_training
+from esper.evidence.manifest import CheckResult
 from esper.evidence.many_tasks import COLUMNS, score_runs
 from esper.evidence.studies import HeldOutOptions
 from esper.evidence.universal import UniversalPlan, chosen_tasks, collect_rows, kept_by_host, report_text, run_universal
@@ -113,7 +116,15 @@ def test_a_small_study_goes_all_the_way_and_is_not_played_twice(
         workers=1,
     )
     said: list[str] = []
+    read: list[Path] = []
+
+    def check(run: Path) -> list[CheckResult]:
+        read.append(run)
+        return check_training(run)
+
+    monkeypatch.setattr(plan_module, "check_training", check)
     report = run_universal(plan, said.append)
+    assert sorted(path.name for path in read) == ["clock_only-0", "policy-0", "policy-1"], "each log is read once"
     rows = collect_rows(plan.folder)
     policies = rows.groupby("arm").policy_id.nunique()
     assert policies["ppo_greedy"] == policies["open_loop"] == policies["usual"] == 2

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from esper.evidence.learning_checks import check_training
 from esper.evidence.manifest import (
     EVALUATION_FORMAT,
     MANIFEST,
+    CheckResult,
     EvaluationManifest,
     EvaluationSession,
     code_version,
@@ -28,6 +30,7 @@ from esper.evidence.runs import Evaluation
 from esper.evidence.static_networks import can_widen
 from esper.evidence.tuning import read_tuned
 from esper.leyline.rng import FIRST_EVALUATION_SEED
+from esper.leyline.rundir import EVENTS_DIR
 from esper.runtime.data.splits import Dataset
 from esper.runtime.tasks import TaskSpec, count_host_params, get_task_spec, load_task_data
 from esper.simic.run.run_state import LoadedPolicy, load_policy
@@ -123,7 +126,7 @@ def _manifest(
         learning_checks=tuple(
             replace(check, name=f"{policy_id(policy)}: {check.name}")
             for policy in policies
-            for check in check_training(policy.checkpoint.parent.parent)
+            for check in _training_checks(policy.checkpoint.parent.parent)
         ),
         controls=(),
         notes=lineup.notes,
@@ -197,6 +200,17 @@ def _agreed(name: str, values: Sequence[int | None]) -> int | None:
     if len(set(values)) > 1:
         raise ValueError(f"the policies were trained with different {name} ({values}); say which with --{name}")
     return values[0]
+
+
+def _training_checks(run_dir: Path) -> tuple[CheckResult, ...]:
+    """The checks over the log of a training. A study asks on every task: a log is read once, unless it grows."""
+    files = sorted((run_dir / EVENTS_DIR).glob("*"))
+    return _checks_of_log(run_dir, tuple(file.stat().st_mtime_ns for file in files))
+
+
+@cache
+def _checks_of_log(run_dir: Path, _: tuple[int, ...]) -> tuple[CheckResult, ...]:
+    return tuple(check_training(run_dir))
 
 
 # ---- policies
