@@ -59,7 +59,7 @@ def test_the_report_follows_from_the_rows() -> None:
     assert text == report_text(made_up().sample(frac=1.0, random_state=1)), "in any order"
     assert "| D1: above every rule on held-out tasks | yes |" in text
     assert "minus largest, the best rule" in text
-    assert "| search_random | 64 | +9.00 |" in text
+    assert "| search_random | 64 | 4 | +9.00 | +8.00 |" in text
     assert "32 episodes over 4 tasks" in text
     assert "| heldout:21 |" in text
     assert "D4: above clock_only | not measured" in text

@@ -334,13 +334,16 @@ def _order(scored: pd.DataFrame) -> list[str]:
 
 
 def _search_lines(scored: pd.DataFrame) -> list[str]:
-    searched = scored[scored.arm.isin(SEARCHES)]
-    if searched.empty:
-        return []
-    gains = (searched.points - searched.waiting).groupby([searched.arm, searched.episodes]).mean()
-    lines = ["| search on the task itself | episodes | points over waiting |", "|---|---:|---:|"]
-    lines += [f"| {arm} | {episodes} | {gain:+.2f} |" for (arm, episodes), gain in gains.items()]
-    return [*lines, ""]
+    """Searches with every number of episodes, each beside the policy on the tasks that were searched so."""
+    lines = ["| search on the task itself | episodes | tasks | points over waiting | policy, unseen |"]
+    lines += ["|---|---:|---:|---:|---:|"]
+    gains = scored.assign(gain=scored.points - scored.waiting)
+    for (arm, episodes), own in gains[gains.arm.isin(SEARCHES)].groupby(["arm", "episodes"]):
+        tasks = own.task.unique()
+        unseen = gains[(gains.arm == GREEDY) & gains.task.isin(tasks)].gain
+        words = "" if unseen.empty else f"{unseen.mean():+.2f}"
+        lines.append(f"| {arm} | {episodes} | {len(tasks)} | {own.gain.mean():+.2f} | {words} |")
+    return [*lines, ""] if len(lines) > 2 else []
 
 
 def _task_lines(scored: pd.DataFrame, arms: Sequence[str]) -> list[str]:
@@ -363,27 +366,41 @@ def draw(rows: pd.DataFrame, folder: Path) -> None:
     from esper.evidence.figures import LOOKS, save_figure
 
     scored = score_runs(rows)
-    figure = Figure(figsize=(16, 4.5), layout="constrained")
+    figure = Figure(figsize=(18, 4.5), layout="constrained")
     left, right, grown = figure.subplots(1, 3)
     _draw_kept(scored, GREEDY if GREEDY in set(scored.arm) else "largest", grown)
     for arm in (arm for arm in _order(scored) if arm not in SEARCHES):
         color, _, line = LOOKS[arm]
         left.plot(THRESHOLDS, profile(scored, arm, THRESHOLDS), color=color, linestyle=line, label=arm)
     left.set(xlabel="score", ylabel="share of runs with at least this score", title="Performance profile")
-    left.legend(fontsize=8)
-    for search in SEARCHES:
-        own = scored[(scored.arm == search) & ~scored.saturated]
-        curve = (own.points - own.waiting).groupby(own.episodes).mean()
-        color, marker, line = LOOKS[search]
-        right.plot(curve.index, curve.to_numpy(), color=color, marker=marker, linestyle=line, label=search)
-    for arm in (GREEDY, "largest"):
-        own = scored[(scored.arm == arm) & ~scored.saturated]
-        if not own.empty:
-            color, _, line = LOOKS[arm]
-            right.axhline((own.points - own.waiting).mean(), color=color, linestyle=line, label=f"{arm}, no episode")
-    right.set(xscale="log", xlabel="episodes on the task", ylabel="points over waiting", title="Break-even")
-    right.legend(fontsize=8)
+    left.legend(fontsize=7)
+    _draw_break_even(scored, right)
     save_figure(figure, folder / "universal.png")
+
+
+def _draw_break_even(scored: pd.DataFrame, axes: Any) -> None:
+    """All on the same tasks: those with something to gain that were searched with every number of episodes."""
+    from esper.evidence.figures import LOOKS
+
+    searched = scored[scored.arm.isin(SEARCHES) & ~scored.saturated]
+    tried = searched.groupby("task").episodes.nunique()
+    tasks = tried[tried == searched.episodes.nunique()].index
+    same = scored[scored.task.isin(tasks)]
+    gains = same.points - same.waiting
+    for search in SEARCHES:
+        curve = gains[same.arm == search].groupby(same.episodes).mean()
+        color, marker, line = LOOKS[search]
+        axes.plot(curve.index, curve.to_numpy(), color=color, marker=marker, linestyle=line, label=search)
+    for arm in (GREEDY, "largest"):
+        if (same.arm == arm).any():
+            color, _, line = LOOKS[arm]
+            axes.axhline(gains[same.arm == arm].mean(), color=color, linestyle=line, label=f"{arm}, no episode")
+    axes.set(xscale="log", xlabel="episodes on the task", ylabel="points over waiting")
+    axes.set_title(f"Break-even, {len(tasks)} tasks")
+    axes.set_xticks(episodes := sorted(searched.episodes.unique()), [str(number) for number in episodes])
+    axes.minorticks_off()
+    if len(tasks):
+        axes.legend(fontsize=7)
 
 
 def kept_by_host(scored: pd.DataFrame, arm: str) -> pd.DataFrame:
@@ -404,9 +421,10 @@ def _draw_kept(scored: pd.DataFrame, arm: str, axes: Any) -> None:
     table = kept_by_host(scored, arm)
     bottom = [0.0] * len(table)
     for column, name in enumerate(table.columns):
-        color = BLUEPRINT_COLORS[column % len(BLUEPRINT_COLORS)]
-        axes.bar(table.index, table[name], bottom=bottom, color=color, label=name)
+        again, color = divmod(column, len(BLUEPRINT_COLORS))
+        look = {"color": BLUEPRINT_COLORS[color], "hatch": "//" * again, "edgecolor": "white"}
+        axes.bar(table.index, table[name], bottom=bottom, label=name, **look)
         bottom = [low + high for low, high in zip(bottom, table[name], strict=True)]
     axes.set(ylabel="seeds kept per run", title=f"What {arm} keeps, by kind of host")
     if len(table.columns):
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
