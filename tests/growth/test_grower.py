@@ -411,7 +411,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "metric": ({"evaluate": _nan}, "metric is nan"),
     "unknown_site": ({"sites": ["nowhere"]}, "cannot grow after 'nowhere'.*Possible: stem"),
     "unknown_rule": ({"controller": "clever"}, "unknown controller 'clever': expected wait_only"),
-    "pretrained": ({"controller": "pretrained"}, "no pretrained controller.*leave controller out"),
     "no_controller": ({"controller": object()}, "needs begin, act and store"),
     "rule_parameter": (
         {"controller": "periodic", "controller_params": {"often": 1}},

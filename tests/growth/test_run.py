@@ -131,6 +131,14 @@ def test_a_scale_of_the_users_own_says_what_a_metric_means(digits: Any) -> None:
     assert "log-likelihood, validation: -" in result.table()
 
 
+def test_the_policy_that_comes_with_esper_decides(digits: Any, recwarn: pytest.WarningsRecorder) -> None:
+    result = grow(digits, controller="pretrained")
+    assert not [str(one.message) for one in recwarn if "outside what it knows" in str(one.message)]
+    assert result.params <= 3_000
+    again = grow(digits, controller="pretrained")
+    assert result.metric == again.metric
+
+
 def test_test_data_has_the_final_word(digits: Any) -> None:
     _, (val_x, val_y) = digits
     options = {"controller": "wait_only", "epochs": 5}
@@ -485,7 +493,6 @@ def test_links_in_a_folder_of_others_are_not_written_through(grown: Any, tmp_pat
     [
         ({"budget": 10}, "budget=10 leaves no room"),
         ({"epochs": 2}, "epochs=2 is less than the shortest life of a seed"),
-        ({"controller": "pretrained"}, "no pretrained controller"),
         ({"metric": lambda output, target: float("nan")}, "metric is nan"),
         ({"sites": ["9"]}, "cannot grow after '9'"),
         ({"optimizer": lambda params: 3}, "optimizer must be one, or a function"),

@@ -38,6 +38,17 @@ def test_grow_tells_what_grew_and_leaves_networks_that_load(tmp_path: Path) -> N
     assert [row["run"] for row in rows] == ["alone"] * 12 + ["grown"] * 12
 
 
+def test_the_policy_that_comes_with_esper_grows_and_leaves_what_it_does_not_know_to_a_rule(tmp_path: Path) -> None:
+    growing = ("grow", "--controller", "pretrained", "--budget", "1000", "--out", str(tmp_path / "grown"))
+    known = esper(*growing, "--epochs", "10", cwd=tmp_path)
+    assert known.returncode == 0, known.stderr
+    assert "What grew" in known.stdout
+    assert "outside" not in known.stderr
+    longer = esper(*growing, "--epochs", "31", cwd=tmp_path)
+    assert longer.returncode == 0, longer.stderr
+    assert "episodes of 8 to 30 epochs, and this has 31. The rule 'schedule' decides" in longer.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -47,9 +58,6 @@ def test_grow_tells_what_grew_and_leaves_networks_that_load(tmp_path: Path) -> N
         (["grow", "--budget", "0"], "param_budget must be at least 1, got 0"),
         (["grow", "--controller", "heurstic"], "unknown controller 'heurstic'. Known: wait_only"),
         (["grow", "--controller", "wait_only", "--blueprint", "cnn.conv"], "wait_only has no parameters blueprint"),
-        (["grow", "--controller", "pretrained"], "this release has no pretrained controller; leave controller out"),
-        (["evaluate", "--policy", "pretrained"], "this release has no pretrained controller"),
-        (["train", "ppo", "--warm-start", "pretrained"], "this release has no pretrained controller"),
         (["evaluate", "--seeds", "0"], "--seeds must be at least 1, got 0"),
         (["evaluate", "--workers", "0"], "--workers must be at least 1, got 0"),
         (["evaluate", "--arms", "weekly"], "unknown arm 'weekly'. Known: wait_only"),

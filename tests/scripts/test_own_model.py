@@ -95,7 +95,6 @@ OWN = ["--model", "mine.py:make_model", "--data", "mine.py:make_data"]
         (["grow", *OWN, "--task", "digits_mlp"], "are for bundled tasks; leave them out with --model"),
         (["grow", *OWN, "--blueprint", "cnn.convv"], "unknown blueprint 'cnn.convv'. Known: mlp.norm"),
         (["grow", "--list-sites"], "are for your own model; give --model"),
-        (["grow", *OWN, "--controller", "pretrained"], "this release has no pretrained controller"),
         (["grow", *OWN, "--controller", "runs/none"], "expected wait_only, random, schedule, largest"),
         (["grow", *OWN, "--budget", "5"], "budget=5 leaves no room"),
         (["compare", *OWN[1:], "--seeds", "0"], "seeds must be at least 1"),

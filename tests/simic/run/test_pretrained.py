@@ -81,12 +81,12 @@ def test_a_release_without_one_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_shipped_can_be_loaded_and_is_small() -> None:
-    if not is_shipped():
-        pytest.skip("this release ships no policy")
     agent, card = load_pretrained()
     size = sum(len(pretrained.card_folder().joinpath(name).read_bytes()) for name in (POLICY_FILE, FACTS_FILE))
     assert size < 1_000_000
     assert card.validation["pretrained"] == max(card.validation.values())
+    assert card.held_out.keys() == card.validation.keys()
+    assert card.range.max_horizon == 30
     FrozenPolicy(agent, run_seed=0, greedy=True)
 
 
