@@ -12,9 +12,8 @@ from esper.evidence.draws import DrawnHosts, judge, rule_on_all
 from esper.leyline import ActionExecutionResult, ActionMasks, ActionSpec, LifecycleOp, PolicyProtocol
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.client import FrozenPolicy
-from esper.tamiyo.controller import Setting, Situation
-
-RULE = "largest"
+from esper.simic.training.config import IMITATED_RULE
+from esper.tamiyo.controller import Situation, own_situations
 
 
 def _what(situation: Situation, rule: ActionSpec) -> ActionMasks:
@@ -27,15 +26,14 @@ def _what(situation: Situation, rule: ActionSpec) -> ActionMasks:
 def _where(situation: Situation, rule: ActionSpec) -> ActionMasks:
     layout, masks = situation.setting.layout, situation.masks
     choices = [
-        (layout.card(slot, name).params, slot)
+        (slot, name)
         for slot in situation.legal_slots(LifecycleOp.GERMINATE)
         for name in situation.legal_blueprints(slot)
     ]
     if not choices:
         return masks
-    most = max(params for params, _ in choices)
-    chosen = next(slot for params, slot in choices if params == most)
-    rows = [tuple(row) for row in masks.slot_by_op]
+    chosen, _ = max(choices, key=lambda choice: layout.card(*choice).params)
+    rows = list(masks.slot_by_op)
     rows[LifecycleOp.GERMINATE] = tuple(slot == chosen for slot in layout.slot_ids)
     return replace(masks, slot_by_op=tuple(rows))
 
@@ -55,7 +53,7 @@ class OneDecisionLess:
     """A policy that decides all but one thing."""
 
     def __init__(self, policy: PolicyProtocol, decision: str) -> None:
-        self._policy, self._rule = policy, rule_on_all(RULE, {})
+        self._policy, self._rule = policy, rule_on_all(IMITATED_RULE, {})
         self._narrow = LEFT_TO_THE_RULE[decision]
 
     def begin(self, state: ActionExecutionResult) -> None:
@@ -66,12 +64,7 @@ class OneDecisionLess:
     def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
         """Asks the rule, then the policy about what the rule leaves open."""
         specs = self._rule.act(state)
-        masks = []
-        for spec, report, legal, context in zip(
-            specs, state.reports, state.post_action_masks, state.contexts, strict=True
-        ):
-            setting = Setting(layout=context.layout, lifecycle=context.lifecycle, run_seed=0)
-            masks.append(self._narrow(Situation(report=report, masks=legal, setting=setting), spec))
+        masks = [self._narrow(own, spec) for own, spec in zip(own_situations(state), specs, strict=True)]
         return self._policy.act(replace(state, post_action_masks=tuple(masks)))
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:
@@ -85,4 +78,6 @@ def worth_of_decisions(agent: PPOAgent, hosts: DrawnHosts, log: Callable[[str], 
     policy = FrozenPolicy(agent, run_seed=0, greedy=True)
     arms: dict[str, PolicyProtocol] = {"none": policy}
     arms |= {decision: OneDecisionLess(policy, decision) for decision in LEFT_TO_THE_RULE}
-    return judge(hosts, {**arms, "all": rule_on_all(RULE, {})}, lambda line: log(f"left to {RULE}: {line}"))
+    return judge(
+        hosts, {**arms, "all": rule_on_all(IMITATED_RULE, {})}, lambda line: log(f"left to {IMITATED_RULE}: {line}")
+    )

@@ -16,7 +16,7 @@ import msgspec
 import pandas as pd
 
 from esper.evidence.arms import BASELINE, GREEDY, SAMPLED, SEARCHES, TUNABLE, EvaluationRequest, get_arm
-from esper.evidence.decisions import RULE, worth_of_decisions
+from esper.evidence.decisions import worth_of_decisions
 from esper.evidence.draws import DrawnHosts, mean_gain, rule_on_all, validation_hosts, waiting_runs
 from esper.evidence.evaluation import play_missing
 from esper.evidence.manifest import code_version
@@ -37,6 +37,7 @@ from esper.simic.client import FrozenPolicy
 from esper.simic.rewards.types import loss_points
 from esper.simic.run.run_state import load_policy
 from esper.simic.training.backend import choose_backend
+from esper.simic.training.config import IMITATED_RULE
 from esper.simic.training.env_factory import task_layout
 from esper.tamiyo.controller import Setting
 from esper.tamiyo.rules import PLACES
@@ -313,7 +314,7 @@ def decisions_text(habits: Mapping[str, Habits]) -> str:
     """What the decisions of the policies are worth, on validation draws of the training families."""
     table = pd.DataFrame({policy: habit.decisions for policy, habit in habits.items()}).T
     lines = ["", "## Which decision matters", ""]
-    lines += [f"Points over waiting on validation draws, with a decision left to the rule {RULE!r}.", ""]
+    lines += [f"Points over waiting on validation draws, with a decision left to the rule {IMITATED_RULE!r}.", ""]
     lines += [f"| policy | {' | '.join(table.columns)} |", "|---|" + "---:|" * len(table.columns)]
     for name, row in [*table.iterrows(), ("mean", table.mean())]:
         lines.append(f"| {name} | {' | '.join(f'{gain:+.2f}' for gain in row)} |")

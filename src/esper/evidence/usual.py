@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from esper.evidence.draws import DrawnHosts
 from esper.leyline import ActionExecutionResult, ActionSpec, LifecycleOp, PolicyProtocol, record
-from esper.tamiyo.controller import Setting, Situation, life_epochs
+from esper.tamiyo.controller import Setting, Situation, life_epochs, own_situations
 from esper.tamiyo.schedule import ScheduleEntry
 
 
@@ -42,13 +42,9 @@ class _Watched:
 
     def act(self, state: ActionExecutionResult) -> Sequence[ActionSpec]:
         specs = self._policy.act(state)
-        for spec, report, masks, context in zip(
-            specs, state.reports, state.post_action_masks, state.contexts, strict=True
-        ):
-            if spec.op is LifecycleOp.GERMINATE and not report.terminal:
-                setting = Setting(layout=context.layout, lifecycle=context.lifecycle, run_seed=0)
-                seed = _described(Situation(report=report, masks=masks, setting=setting), spec)
-                self.plantings[report.env_id].append(seed)
+        for spec, situation in zip(specs, own_situations(state), strict=True):
+            if spec.op is LifecycleOp.GERMINATE and not situation.report.terminal:
+                self.plantings[spec.env_id].append(_described(situation, spec))
         return specs
 
     def store(self, before: ActionExecutionResult, after: ActionExecutionResult) -> None:

@@ -113,6 +113,18 @@ def situations(state: ActionExecutionResult, setting: Setting) -> list[Situation
     ]
 
 
+def own_situations(state: ActionExecutionResult) -> list[Situation]:
+    """Every env of a state as a rule without random draws sees it, in env order: hosts may differ."""
+    return [
+        Situation(
+            report=report,
+            masks=masks,
+            setting=Setting(layout=context.layout, lifecycle=context.lifecycle, run_seed=0),
+        )
+        for report, masks, context in zip(state.reports, state.post_action_masks, state.contexts, strict=True)
+    ]
+
+
 Memory = TypeVar("Memory")
 
 
